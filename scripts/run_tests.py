@@ -28,7 +28,6 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("TLE_CACHE") or ROOT / ".cache")
 BUILD = ROOT / "build"
 RESULTS = CACHE / "test-results"
-GTEST_BINARY = "tle_kernel_tests"
 HOST = platform.machine()
 
 # The emulated CPUs. Armv8.0 without dotprod (a53, a72), with dotprod (a76, n1), SVE of 512 bits without SVE2, dotprod
@@ -94,11 +93,12 @@ class Build:
 
     @property
     def binary(self) -> Path:
-        return self.folder / GTEST_BINARY
+        return self.folder / "tests" / "cpp" / "tle_kernel_tests"
 
     def run(self) -> None:
         log = RESULTS / f"build-{self.name}.log"
-        configure = ["cmake", "-S", str(ROOT / "tests" / "cpp"), "-B", str(self.folder), "-G", "Ninja", *self.options]
+        configure = ["cmake", "-S", str(ROOT), "-B", str(self.folder), "-G", "Ninja"]
+        configure += ["-DTLE_TORCH=OFF", "-DTLE_TESTS=ON", *self.options]
         build = ["cmake", "--build", str(self.folder), "--parallel", str(os.cpu_count() or 1)]
         with open(log, "w") as output:
             for command in (configure, build):
