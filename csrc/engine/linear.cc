@@ -1,0 +1,201 @@
+#include "csrc/engine/linear.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "csrc/kernels/tables.h"
+
+namespace tle {
+
+namespace {
+
+constexpr int64_t kUnitBytes = 48 * 1024;  // of weights per unit: long enough for the prefetchers, short enough to share out
+constexpr int64_t kRowBlock = 64;          // rows per unit of a GEMM
+constexpr int kMaxWeights = 4;             // that share their rows in one stage
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How one weight's outputs are divided: units of `panels` panels x kRowBlock rows, row blocks fastest, so that
+// consecutive units find the same weights in the cache.
+struct Grid {
+  int64_t panels_per_unit, row_blocks, units;
+};
+
+Grid grid_of(const LinearWeight& w, int64_t rows, int members) {
+  const int64_t panels = ceil_div(w.n, kPanelChannels);
+  const int64_t panel_bytes = std::max<int64_t>(1, w.bytes() / std::max<int64_t>(1, panels));
+  Grid g;
+  g.panels_per_unit = std::max<int64_t>(1, kUnitBytes / panel_bytes);
+  // At least four units for each member, so that the last one to finish keeps the others waiting only briefly.
+  g.panels_per_unit = std::min(g.panels_per_unit, std::max<int64_t>(1, panels / (4 * members)));
+  g.row_blocks = ceil_div(rows, kRowBlock);
+  g.units = ceil_div(panels, g.panels_per_unit) * g.row_blocks;
+  return g;
+}
+
+struct Block {
+  int64_t channel, channels, row, rows;
+};
+
+Block block_of(const LinearWeight& w, const Grid& g, int64_t rows, int64_t unit) {
+  Block b;
+  b.row = unit % g.row_blocks * kRowBlock;
+  b.rows = std::min(kRowBlock, rows - b.row);
+  b.channel = unit / g.row_blocks * g.panels_per_unit * kPanelChannels;
+  b.channels = std::min(g.panels_per_unit * kPanelChannels, w.n - b.channel);
+  return b;
+}
+
+// The kernels of a call, looked up once.
+struct Kernels {
+  LinearW8Fn* w8 = linear_w8_table.get();
+  LinearDenseFn* dense = linear_dense_table.get();
+  SwigluFn* swiglu = swiglu_table.get();
+};
+
+const void* offset(const void* p, int64_t elements, DType t) {
+  return p ? static_cast<const char*>(p) + elements * dtype_size(t) : nullptr;
+}
+void* offset(void* p, int64_t elements, DType t) { return static_cast<char*>(p) + elements * dtype_size(t); }
+
+// out[row .. , channel ..] for one block.
+void compute(const Kernels& kernels, const Activation& x, const LinearWeight& w, const LinearOut& out, const Block& b) {
+  void* to = offset(out.out, b.row * out.stride + b.channel, out.dtype);
+  if (w.packed) {
+    const PackedLayout l = layout_of(w.header);
+    LinearW8Args a;
+    a.panels = static_cast<const uint8_t*>(w.data) + sizeof(PackedHeader) + b.channel / kPanelChannels * l.panel_stride;
+    a.panel_stride = l.panel_stride;
+    a.scale_offset = l.scale_offset;
+    a.lines = l.lines;
+    a.n = b.channels;
+    a.x = x.codes + b.row * x.code_stride;
+    a.x_stride = x.code_stride;
+    a.x_scale = x.scales + b.row;
+    a.x_sum = x.sums + b.row;
+    a.rows = b.rows;
+    a.bias = offset(w.bias, b.channel, w.bias_dtype);
+    a.bias_dtype = w.bias_dtype;
+    a.out = to;
+    a.out_stride = out.stride;
+    a.out_dtype = out.dtype;
+    kernels.w8(a);
+  } else {
+    LinearDenseArgs a;
+    a.x = offset(x.x, b.row * x.stride, x.dtype);
+    a.w = offset(w.data, b.channel * w.row_stride, w.dtype);
+    a.bias = offset(w.bias, b.channel, w.bias_dtype);
+    a.out = to;
+    a.rows = b.rows;
+    a.n = b.channels;
+    a.k = w.k;
+    a.x_stride = x.stride;
+    a.w_stride = w.row_stride;
+    a.out_stride = out.stride;
+    a.dtype = w.dtype;
+    a.bias_dtype = w.bias_dtype;
+    a.out_dtype = out.dtype;
+    kernels.dense(a);
+  }
+}
+
+int64_t traffic(const LinearWeight& w, int64_t rows) { return w.bytes() * std::max<int64_t>(1, rows / 8); }
+
+struct QuantizeStage {
+  QuantizeRowsArgs args;
+  QuantizeRowsFn* fn;
+  int64_t rows_per_unit;
+};
+
+struct LinearsStage {
+  Kernels kernels;
+  Activation x;
+  LinearWeight weights[kMaxWeights];
+  LinearOut outs[kMaxWeights];
+  Grid grids[kMaxWeights];
+  int count;
+};
+
+struct GateUpStage {
+  Kernels kernels;
+  Activation x;
+  LinearWeight gate, up;
+  LinearOut out, up_out;
+  Grid grid;
+};
+
+}  // namespace
+
+int64_t LinearWeight::bytes() const {
+  return packed ? layout_of(header).total_bytes : n * k * dtype_size(dtype);
+}
+
+void add_quantize(Program& program, Activation& x, const LinearWeight* const* weights, int count) {
+  if (x.codes != nullptr || std::none_of(weights, weights + count, [](const LinearWeight* w) { return w->packed; })) return;
+  x.code_stride = ceil_div(x.k, 64) * 64;
+  x.codes = program.scratch<int8_t>(x.rows * x.code_stride);
+  x.scales = program.scratch<float>(x.rows);
+  x.sums = program.scratch<int32_t>(x.rows);
+  QuantizeStage stage;
+  stage.args = {x.x, x.codes, x.scales, x.sums, x.rows, x.k, x.stride, x.code_stride, x.dtype};
+  stage.fn = quantize_rows_table.get();
+  stage.rows_per_unit = std::max<int64_t>(1, 8192 / std::max<int64_t>(1, x.k));
+  const int64_t units = ceil_div(x.rows, stage.rows_per_unit);
+  program.add(stage, units, x.rows * x.k * dtype_size(x.dtype), +[](const QuantizeStage& s, int64_t unit, int) {
+    QuantizeRowsArgs a = s.args;
+    const int64_t first = unit * s.rows_per_unit;
+    a.rows = std::min(s.rows_per_unit, a.rows - first);
+    a.x = offset(a.x, first * a.x_stride, a.dtype);
+    a.codes += first * a.code_stride;
+    a.scales += first;
+    a.sums += first;
+    s.fn(a);
+  });
+}
+
+void add_linears(Program& program, const Activation& x, const LinearWeight* const* weights, const LinearOut* outs, int count) {
+  if (count > kMaxWeights) throw std::logic_error("too many weights in one stage");
+  LinearsStage stage;
+  stage.x = x;
+  stage.count = count;
+  int64_t units = 0, bytes = 0;
+  for (int i = 0; i < count; ++i) {
+    stage.weights[i] = *weights[i];
+    stage.outs[i] = outs[i];
+    stage.grids[i] = grid_of(*weights[i], x.rows, program.members());
+    units += stage.grids[i].units;
+    bytes += traffic(*weights[i], x.rows);
+  }
+  program.add(stage, units, bytes, +[](const LinearsStage& s, int64_t unit, int) {
+    int i = 0;
+    while (unit >= s.grids[i].units) unit -= s.grids[i++].units;
+    compute(s.kernels, s.x, s.weights[i], s.outs[i], block_of(s.weights[i], s.grids[i], s.x.rows, unit));
+  });
+}
+
+void add_gate_up(Program& program, const Activation& x, const LinearWeight& gate, const LinearWeight& up,
+                 const LinearOut& out) {
+  GateUpStage stage;
+  stage.x = x;
+  stage.gate = gate;
+  stage.up = up;
+  stage.out = out;
+  stage.up_out = {program.scratch<float>(x.rows * up.n), up.n, out.dtype};
+  stage.grid = grid_of(gate, x.rows, program.members());
+  program.add(stage, stage.grid.units, traffic(gate, x.rows) + traffic(up, x.rows), +[](const GateUpStage& s, int64_t unit, int) {
+    const Block b = block_of(s.gate, s.grid, s.x.rows, unit);
+    compute(s.kernels, s.x, s.gate, s.out, b);
+    compute(s.kernels, s.x, s.up, s.up_out, b);
+    SwigluArgs a;
+    a.gate = a.out = offset(s.out.out, b.row * s.out.stride + b.channel, s.out.dtype);
+    a.up = offset(s.up_out.out, b.row * s.up_out.stride + b.channel, s.up_out.dtype);
+    a.rows = b.rows;
+    a.n = b.channels;
+    a.gate_stride = a.out_stride = s.out.stride;
+    a.up_stride = s.up_out.stride;
+    a.dtype = s.out.dtype;
+    s.kernels.swiglu(a);
+  });
+}
+
+}  // namespace tle

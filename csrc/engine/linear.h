@@ -1,0 +1,50 @@
+// Linear layers as stages: quantise the rows once, then multiply by any number of weights that share them.
+#pragma once
+
+#include "csrc/engine/program.h"
+#include "csrc/kernels/common/dtype.h"
+#include "csrc/runtime/packed_weight.h"
+
+namespace tle {
+
+// A weight in place: packed (header) or dense row-major [n, k].
+struct LinearWeight {
+  const void* data = nullptr;
+  bool packed = false;
+  PackedHeader header;   // when packed
+  DType dtype;           // when dense
+  int64_t row_stride;    // when dense: elements
+  int64_t n = 0, k = 0;
+  const void* bias = nullptr;  // [n] or null
+  DType bias_dtype = DType::kF32;
+  int64_t bytes() const;
+};
+
+// Rows of activations: as they are, and quantised where a packed weight wants them so.
+struct Activation {
+  const void* x = nullptr;
+  DType dtype = DType::kF32;
+  int64_t rows = 0, k = 0, stride = 0;  // stride in elements
+  int8_t* codes = nullptr;
+  int64_t code_stride = 0;
+  float* scales = nullptr;
+  int32_t* sums = nullptr;
+};
+
+// Adds the stage that quantises the rows, unless that was done or no weight of the list wants it.
+void add_quantize(Program& program, Activation& x, const LinearWeight* const* weights, int count);
+
+struct LinearOut {
+  void* out;
+  int64_t stride;  // elements
+  DType dtype;
+};
+
+// One stage: out[i] = x weights[i]^T + bias for every i. The rows must have been quantised if a weight is packed.
+void add_linears(Program& program, const Activation& x, const LinearWeight* const* weights, const LinearOut* outs, int count);
+
+// One stage: out = silu(x gate^T + bias) * (x up^T + bias), rounded where the unfused operators round.
+void add_gate_up(Program& program, const Activation& x, const LinearWeight& gate, const LinearWeight& up,
+                 const LinearOut& out);
+
+}  // namespace tle

@@ -1,0 +1,16 @@
+// The instruction-set levels that kernels are written for. The order is the order of TLE_ISA's cap.
+#pragma once
+
+namespace tle {
+
+enum class Isa : int { kRef = 0, kNeon, kDotprod, kI8mm, kSve2, kAvx2, kAvx512, kVnni };
+inline constexpr int kIsaCount = 8;
+
+// One row of an operator's table: an implementation and the level that it needs.
+template <class Fn>
+struct Variant {
+  Isa isa;
+  Fn* fn;
+};
+
+}  // namespace tle

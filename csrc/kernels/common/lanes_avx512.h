@@ -1,0 +1,102 @@
+// The 16 canonical lanes as one AVX-512 register. The same set of functions stands in lanes_avx2.h and lanes_neon.h; a
+// kernel body that is written with them (OP_lanes.h) gives the same bits on all of them.
+// Everything is static: a file with wide flags must not emit a symbol that the linker could pick for others.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "csrc/kernels/common/dtype.h"
+#include "csrc/kernels/common/exp_constants.h"
+
+namespace tle {
+namespace {
+
+struct f32x16 {
+  __m512 v;
+};
+
+static inline f32x16 zero() { return {_mm512_setzero_ps()}; }
+static inline f32x16 set1(float x) { return {_mm512_set1_ps(x)}; }
+static inline f32x16 add(f32x16 a, f32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+static inline f32x16 sub(f32x16 a, f32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+static inline f32x16 mul(f32x16 a, f32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+static inline f32x16 div(f32x16 a, f32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+static inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// a > b ? a : b, so that a NaN in a is dropped and one in b stays.
+static inline f32x16 max_gt(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+// a < b ? a : b
+static inline f32x16 min_lt(f32x16 a, f32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+static inline f32x16 neg(f32x16 a) {
+  return {_mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(int(0x80000000u))))};
+}
+static inline f32x16 abs(f32x16 a) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7FFFFFFF)))};
+}
+static inline f32x16 canonical(f32x16 a) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), a.v,
+                               _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000)))};
+}
+
+static inline f32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+static inline void store(float* p, f32x16 a) { _mm512_storeu_ps(p, a.v); }
+static inline f32x16 load_bf16(const uint16_t* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+static inline f32x16 load_f16(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+static inline __m256i bf16_bits(f32x16 a) {
+  const __m512i u = _mm512_castps_si512(canonical(a).v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  // The canonical NaN has low bits 0: adding 0x7FFF leaves its upper half alone.
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7FFF)), odd);
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+static inline void store_bf16(uint16_t* p, f32x16 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bf16_bits(a));
+}
+static inline void store_f16(uint16_t* p, f32x16 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(canonical(a).v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+// The eight sums j + (j + 8), then four, then pairs, then one: the canonical tree.
+static inline float reduce_add(f32x16 a) {
+  const __m256 low = _mm512_castps512_ps256(a.v);
+  const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
+  const __m256 eight = _mm256_add_ps(low, high);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehdup_ps(four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehl_ps(two, two)));
+}
+
+// Rounds to the nearest integer, ties to even; |a| < 2^31.
+struct i32x16 {
+  __m512i v;
+};
+static inline i32x16 round_to_int(f32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }
+static inline f32x16 to_float(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+static inline void store_i8(int8_t* p, i32x16 a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
+}
+static inline i32x16 zero_i32() { return {_mm512_setzero_si512()}; }
+static inline i32x16 add(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+static inline i32x16 sub(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+static inline i32x16 half(i32x16 a) { return {_mm512_srai_epi32(a.v, 1)}; }
+// 2^a for -126 <= a <= 127.
+static inline f32x16 power_of_two(i32x16 a) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(a.v, _mm512_set1_epi32(127)), 23))};
+}
+// Bit patterns of |a| compared as integers: finite < infinity < NaN, so the maximum keeps a NaN.
+static inline i32x16 abs_bits(f32x16 a) {
+  return {_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7FFFFFFF))};
+}
+static inline i32x16 max(i32x16 a, i32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+static inline void store(int32_t* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
+
+}  // namespace
+}  // namespace tle
+
+#include "csrc/kernels/common/lanes_shared.h"

@@ -1,0 +1,73 @@
+// What lanes_avx512.h, lanes_avx2.h and lanes_neon.h share: written once with their primitives.
+#pragma once
+
+namespace tle {
+namespace {
+
+// Loads and stores by element type; the type is a template argument, so that loops have no branch on it.
+template <DType T>
+static inline f32x16 load_as(const void* p, int64_t i) {
+  if constexpr (T == DType::kF32) return load(static_cast<const float*>(p) + i);
+  if constexpr (T == DType::kBF16) return load_bf16(static_cast<const uint16_t*>(p) + i);
+  if constexpr (T == DType::kF16) return load_f16(static_cast<const uint16_t*>(p) + i);
+}
+
+template <DType T>
+static inline void store_as(void* p, int64_t i, f32x16 a) {
+  if constexpr (T == DType::kF32) store(static_cast<float*>(p) + i, canonical(a));
+  if constexpr (T == DType::kBF16) store_bf16(static_cast<uint16_t*>(p) + i, a);
+  if constexpr (T == DType::kF16) store_f16(static_cast<uint16_t*>(p) + i, a);
+}
+
+template <DType T>
+struct Element {
+  using type = uint16_t;
+};
+template <>
+struct Element<DType::kF32> {
+  using type = float;
+};
+
+// The first n < 16 elements; the other lanes are +0, which is what the specification pads with. Never reads past them.
+template <DType T>
+static inline f32x16 load_tail(const void* p, int64_t i, int64_t n) {
+  typename Element<T>::type buffer[16] = {};
+  memcpy(buffer, static_cast<const typename Element<T>::type*>(p) + i, size_t(n) * sizeof(buffer[0]));
+  return load_as<T>(buffer, 0);
+}
+
+template <DType T>
+static inline void store_tail(void* p, int64_t i, int64_t n, f32x16 a) {
+  typename Element<T>::type buffer[16];
+  store_as<T>(buffer, 0, a);
+  memcpy(static_cast<typename Element<T>::type*>(p) + i, buffer, size_t(n) * sizeof(buffer[0]));
+}
+
+// a rounded to T and back.
+template <DType T>
+static inline f32x16 round_to(f32x16 a) {
+  if constexpr (T == DType::kF32) return canonical(a);
+  uint16_t buffer[16];
+  store_as<T>(buffer, 0, a);
+  return load_as<T>(buffer, 0);
+}
+
+// exp as exp_constants.h states it; NaN gives NaN.
+static inline f32x16 exp(f32x16 a) {
+  const f32x16 x = max_gt(set1(TLE_EXP_MIN), min_lt(set1(TLE_EXP_MAX), a));  // a NaN passes both selects
+  const i32x16 n = round_to_int(mul(x, set1(TLE_EXP_LOG2E)));
+  const f32x16 nf = to_float(n);
+  const f32x16 r = fma(nf, set1(-TLE_EXP_LN2_LOW), fma(nf, set1(-TLE_EXP_LN2_HIGH), x));
+  f32x16 p = set1(TLE_EXP_C6);
+  p = fma(p, r, set1(TLE_EXP_C5));
+  p = fma(p, r, set1(TLE_EXP_C4));
+  p = fma(p, r, set1(TLE_EXP_C3));
+  p = fma(p, r, set1(TLE_EXP_C2));
+  p = fma(p, r, set1(1.0f));
+  p = fma(p, r, set1(1.0f));
+  const i32x16 h = half(n);
+  return mul(mul(p, power_of_two(h)), power_of_two(sub(n, h)));
+}
+
+}  // namespace
+}  // namespace tle

@@ -1,0 +1,121 @@
+#include "csrc/runtime/cpu.h"
+
+#include <stdlib.h>
+
+#include <atomic>
+#include <fstream>
+#include <stdexcept>
+
+#include "csrc/runtime/kernel_table.h"
+#include "csrc/runtime/topology.h"
+
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
+namespace tle {
+
+namespace {
+
+constexpr const char* kNames[kIsaCount] = {"ref", "neon", "dotprod", "i8mm", "sve2", "avx2", "avx512", "vnni"};
+
+bool detect(Isa isa) {
+#if defined(__x86_64__)
+  // __builtin_cpu_supports also asks the operating system (XGETBV) whether it saves the wide registers.
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  switch (isa) {
+    case Isa::kRef: return true;
+    case Isa::kAvx2: return avx2;
+    case Isa::kAvx512: return avx512;
+    case Isa::kVnni: return avx512 && __builtin_cpu_supports("avx512vnni");
+    default: return false;
+  }
+#elif defined(__aarch64__)
+  // HWCAP and not /proc/cpuinfo: it is what the kernel lets this process use.
+  const unsigned long hwcap = getauxval(AT_HWCAP), hwcap2 = getauxval(AT_HWCAP2);
+  const bool dotprod = hwcap & HWCAP_ASIMDDP;
+  switch (isa) {
+    case Isa::kRef: return true;
+    case Isa::kNeon: return hwcap & HWCAP_ASIMD;
+    case Isa::kDotprod: return dotprod;
+    case Isa::kI8mm: return dotprod && (hwcap2 & HWCAP2_I8MM);
+    case Isa::kSve2: return dotprod && (hwcap & HWCAP_SVE) && (hwcap2 & HWCAP2_SVE2);
+    default: return false;
+  }
+#else
+  return isa == Isa::kRef;
+#endif
+}
+
+Isa best_isa() { return supported_isas().back(); }
+
+Isa parse(const std::string& name, const char* source) {
+  for (int i = 0; i < kIsaCount; ++i) {
+    if (name != kNames[i]) continue;
+    if (cpu_supports(Isa(i))) return Isa(i);
+    std::string have;
+    for (Isa isa : supported_isas()) have += std::string(have.empty() ? "" : ", ") + isa_name(isa);
+    throw std::runtime_error(std::string(source) + "=" + name + ": this CPU lacks it; it has " + have);
+  }
+  std::string all;
+  for (const char* n : kNames) all += std::string(all.empty() ? "" : "|") + n;
+  throw std::runtime_error(std::string(source) + "=" + name + ": unknown level; known are " + all);
+}
+
+std::atomic<int> cap{-1};
+
+}  // namespace
+
+const char* isa_name(Isa isa) { return kNames[int(isa)]; }
+
+bool cpu_supports(Isa isa) {
+  static const auto supported = [] {
+    std::vector<bool> s(kIsaCount);
+    for (int i = 0; i < kIsaCount; ++i) s[size_t(i)] = detect(Isa(i));
+    return s;
+  }();
+  return supported[size_t(isa)];
+}
+
+std::vector<Isa> supported_isas() {
+  std::vector<Isa> found;
+  for (int i = 0; i < kIsaCount; ++i)
+    if (cpu_supports(Isa(i))) found.push_back(Isa(i));
+  return found;
+}
+
+Isa isa_cap() {
+  int c = cap.load(std::memory_order_relaxed);
+  if (c < 0) {
+    const char* wanted = getenv("TLE_ISA");
+    c = int(wanted && *wanted ? parse(wanted, "TLE_ISA") : best_isa());
+    cap.store(c, std::memory_order_relaxed);
+  }
+  return Isa(c);
+}
+
+void set_isa_cap(const std::string& name) {
+  cap.store(int(name.empty() ? best_isa() : parse(name, "set_isa")), std::memory_order_relaxed);
+  for (KernelTableBase* table : KernelTableBase::all()) table->forget_choice();
+}
+
+int default_num_threads() { return topology::usable_cores(topology::System{}); }
+
+std::string cpu_model() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+#if defined(__aarch64__)
+  std::ifstream model("/sys/firmware/devicetree/base/model");
+  std::string name;
+  if (std::getline(model, name, '\0') && !name.empty()) return name;
+#endif
+  return "unknown";
+}
+
+}  // namespace tle

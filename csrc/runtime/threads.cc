@@ -1,0 +1,263 @@
+#include "csrc/runtime/threads.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "csrc/runtime/cpu.h"
+#include "csrc/runtime/fp_mode.h"
+
+namespace tle {
+
+namespace {
+
+// A member that has nothing to do spins this long for the next call (a token's ops follow each other within it), then sleeps.
+constexpr auto kIdleSpin = std::chrono::microseconds(200);
+// Somebody who waits for units in other hands spins this long: their owner is running and nearly done, or was preempted
+// and needs a core more than the waiter does.
+constexpr auto kStageSpin = std::chrono::microseconds(30);
+// Below this a call is over before another core has even seen it.
+constexpr int64_t kMinBytes = 64 * 1024;
+constexpr int kSlots = 64;
+
+void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb" ::: "memory");  // a yield is a no-op on most cores; isb takes some tens of cycles
+#endif
+}
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+// Spins until done() or the time is up; says which. The clock is read once in 64 rounds.
+template <class Done>
+bool spin_until(std::chrono::microseconds limit, Done done) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (done()) return true;
+      cpu_relax();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return done();
+}
+
+// A stage on its way: what is handed out and what is finished. Each counter has its own cache line.
+struct Progress {
+  alignas(64) std::atomic<int64_t> next{0};
+  alignas(64) std::atomic<int64_t> done{0};
+  std::atomic<uint32_t> finished{0};  // the futex word of those who sleep
+  std::atomic<uint32_t> sleepers{0};
+};
+
+// A call's work, kept by the team and not by the caller, because a member that was preempted may look at it after the call
+// has returned (and find nothing left).
+struct Slot {
+  std::vector<Stage> stages;
+  std::unique_ptr<Progress[]> progress;
+  size_t capacity = 0;
+  int members = 0;
+  alignas(64) std::atomic<int> inside{0};  // members that may be looking
+
+  void fill(const Stage* list, int64_t count, int member_limit) {
+    stages.assign(list, list + count);
+    members = member_limit;
+    if (capacity < size_t(count)) {
+      capacity = size_t(count);
+      progress = std::make_unique<Progress[]>(capacity);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      progress[size_t(i)].next.store(0, std::memory_order_relaxed);
+      progress[size_t(i)].done.store(0, std::memory_order_relaxed);
+      progress[size_t(i)].finished.store(0, std::memory_order_relaxed);
+    }
+  }
+
+  void work(int member) {
+    for (size_t i = 0; i < stages.size(); ++i) {
+      const Stage& stage = stages[i];
+      Progress& p = progress[i];
+      int64_t mine = 0;
+      for (int64_t unit; (unit = p.next.fetch_add(1, std::memory_order_relaxed)) < stage.units; ++mine)
+        stage.run(stage.context, unit, member);
+      if (mine > 0 && p.done.fetch_add(mine, std::memory_order_seq_cst) + mine == stage.units) {
+        p.finished.store(1, std::memory_order_seq_cst);
+        if (p.sleepers.load(std::memory_order_seq_cst) > 0) futex_wake_all(p.finished);
+        continue;
+      }
+      auto complete = [&] { return p.done.load(std::memory_order_acquire) == stage.units; };
+      if (complete() || spin_until(kStageSpin, complete)) continue;
+      p.sleepers.fetch_add(1, std::memory_order_seq_cst);
+      while (p.finished.load(std::memory_order_seq_cst) == 0) futex_wait(p.finished, 0);
+      p.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    }
+  }
+};
+
+void run_alone(const Stage* stages, int64_t count) {
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t unit = 0; unit < stages[i].units; ++unit) stages[i].run(stages[i].context, unit, 0);
+}
+
+class Team {
+ public:
+  void run(const Stage* stages, int64_t count, int members) {
+    std::unique_lock<std::mutex> lock(busy_, std::try_to_lock);
+    if (!lock.owns_lock()) return run_alone(stages, count);  // another thread has the team: compute alone, do not queue
+    resize(num_threads());
+    Slot& slot = publish(stages, count, members);
+    slot.work(0);
+  }
+
+  void resize(int size) {
+    if (size == size_) return;
+    stop();
+    size_ = size;
+    if (size < 2) return;
+    quit_.store(false, std::memory_order_relaxed);
+    const uint32_t seen = current_.load(std::memory_order_relaxed);
+    leader_ = std::thread([this, size, seen] {
+#pragma omp parallel num_threads(size - 1)
+      serve(seen);
+    });
+  }
+
+  int64_t regions() const { return regions_.load(std::memory_order_relaxed); }
+
+ private:
+  // Makes the work visible to the members. The slot is one that nobody looks at and not the current one, so that a
+  // member that still holds the old value of current_ can tell that it came too late (see serve).
+  Slot& publish(const Stage* stages, int64_t count, int members) {
+    const uint32_t now = current_.load(std::memory_order_relaxed);
+    uint32_t index = now % kSlots;
+    do index = (index + 1) % kSlots;
+    while (index == now % kSlots || slots_[index].inside.load(std::memory_order_seq_cst) != 0);
+    slots_[index].fill(stages, count, members);
+    current_.store((now / kSlots + 1) * kSlots + index, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(current_);
+    regions_.fetch_add(1, std::memory_order_relaxed);
+    return slots_[index];
+  }
+
+  // A member's life. Member numbers are handed out by arrival within the team.
+  void serve(uint32_t seen) {
+    const DefaultFpMode mode;
+    const int member = 1 + arrivals_.fetch_add(1, std::memory_order_relaxed);
+    while (true) {
+      auto news = [&] {
+        return current_.load(std::memory_order_acquire) != seen || quit_.load(std::memory_order_relaxed);
+      };
+      if (!spin_until(kIdleSpin, news)) {
+        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        while (!news()) futex_wait(current_, seen);
+        sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+      }
+      if (quit_.load(std::memory_order_acquire)) return;
+      seen = current_.load(std::memory_order_seq_cst);
+      Slot& slot = slots_[seen % kSlots];
+      slot.inside.fetch_add(1, std::memory_order_seq_cst);
+      // Still current: then publish() cannot have taken this slot again before it saw `inside`.
+      if (current_.load(std::memory_order_seq_cst) == seen && member < slot.members) slot.work(member);
+      slot.inside.fetch_sub(1, std::memory_order_seq_cst);
+    }
+  }
+
+  void stop() {
+    if (!leader_.joinable()) return;
+    quit_.store(true, std::memory_order_seq_cst);
+    const uint32_t now = current_.load(std::memory_order_relaxed);
+    current_.store((now / kSlots + 1) * kSlots + now % kSlots, std::memory_order_seq_cst);
+    futex_wake_all(current_);
+    leader_.join();
+    arrivals_.store(0, std::memory_order_relaxed);
+  }
+
+  std::mutex busy_;
+  std::thread leader_;
+  int size_ = 1;
+  std::atomic<bool> quit_{false};
+  std::atomic<int> arrivals_{0};
+  std::atomic<int64_t> regions_{0};
+  alignas(64) std::atomic<uint32_t> current_{0};  // number of the call * kSlots + its slot; the members' futex word
+  alignas(64) std::atomic<uint32_t> sleepers_{0};
+  Slot slots_[kSlots];
+};
+
+// Never destroyed: members may outlive static destruction at exit. A forked child has none of the threads, so it
+// gets a new team (the old one's memory is left alone: its mutex may be held by a thread that no longer exists).
+std::atomic<Team*> the_team{nullptr};
+std::atomic<int> wanted{0};
+
+Team& team() {
+  Team* t = the_team.load(std::memory_order_acquire);
+  if (t != nullptr) return *t;
+  static std::mutex making;
+  const std::lock_guard<std::mutex> lock(making);
+  t = the_team.load(std::memory_order_acquire);
+  if (t == nullptr) {
+    static bool registered = false;
+    if (!registered) pthread_atfork(nullptr, nullptr, [] { the_team.store(nullptr, std::memory_order_release); });
+    registered = true;
+    t = new Team;
+    the_team.store(t, std::memory_order_release);
+  }
+  return *t;
+}
+
+int checked(long n, const std::string& what) {
+  if (n < 1 || n > kMaxThreads)
+    throw std::runtime_error(what + ": the number of threads must be in 1 .. " + std::to_string(kMaxThreads));
+  return int(n);
+}
+
+}  // namespace
+
+int num_threads() {
+  int n = wanted.load(std::memory_order_relaxed);
+  if (n > 0) return n;
+  const char* text = getenv("TLE_NUM_THREADS");
+  if (text != nullptr && *text != '\0') {
+    char* end = nullptr;
+    const long value = strtol(text, &end, 10);
+    n = checked(*end == '\0' ? value : 0, std::string("TLE_NUM_THREADS=") + text);
+  } else {
+    n = default_num_threads();
+  }
+  wanted.store(n, std::memory_order_relaxed);
+  return n;
+}
+
+void set_num_threads(int n) { wanted.store(checked(n, "set_num_threads"), std::memory_order_relaxed); }
+
+void run_stages(const Stage* stages, int64_t count, int64_t bytes, int members) {
+  const DefaultFpMode mode;
+  if (members < 2 || bytes < kMinBytes) return run_alone(stages, count);
+  team().run(stages, count, members);
+}
+
+int64_t parallel_regions() {
+  const Team* t = the_team.load(std::memory_order_acquire);
+  return t == nullptr ? 0 : t->regions();
+}
+
+}  // namespace tle
