@@ -74,6 +74,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("parallel_regions", &parallel_regions);
   m.def("scratch_allocations", &scratch_allocations);
   m.def("packed_info", &packed_info);
+  m.def("packed_bytes", [](const std::string& scheme, int64_t n, int64_t k) {
+    return layout_of(make_header(scheme_of(scheme).scheme, n, k)).total_bytes;
+  });
   m.def("schemes", [] {
     std::vector<std::string> found;
     for (const SchemeInfo& s : schemes()) found.emplace_back(s.name);
