@@ -13,12 +13,13 @@ export TLE_CACHE
 mkdir -p "$TLE_CACHE"
 
 # The caller's environment must not leak into the clone's: an active virtual environment, a PYTHONPATH, `pip install --user`.
-unset VIRTUAL_ENV PYTHONHOME PYTHONPATH
+unset VIRTUAL_ENV PYTHONHOME PYTHONPATH TLE_BUILD_DIR TLE_ISA TLE_NUM_THREADS
 export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 # Nothing is ever fetched from the model hub; without this transformers asks it all the same.
 export HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1
 if command -v ccache >/dev/null; then
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
+  export CCACHE_SLOPPINESS=pch_defines,time_macros # what ccache asks for to cache with precompiled headers
 fi
 
 say() { printf '[%s %4ds] %s\n' "$(basename "$0" .sh)" "$SECONDS" "$*" >&2; }
@@ -120,4 +121,26 @@ need_venv() {
     quietly "$TLE_CACHE/logs/pip-test.log" "$PY" -m pip install -c "$req/constraints.txt" -r "$req/test.txt"
     write_stamp "$TLE_VENV/.stamp-test" "$want"
   fi
+}
+
+# need_extension   the C++ extension, built in place: `import tle_torch` in .venv is the clone's package.
+need_extension() {
+  local want build
+  build=$TLE_ROOT/build/cmake-$("$PY" -c 'import sys; print(sys.implementation.cache_tag)')
+  want="$TLE_ROOT $("$PY" -c 'from importlib.metadata import version; print(version("torch"))') $(cat "$TLE_ROOT"/{setup.py,pyproject.toml} | cksum)"
+  if ! stamp_matches "$TLE_VENV/.stamp-extension" "$want" || [ ! -e "$build/build.ninja" ]; then
+    say "building the extension"
+    rm -rf "$build"
+    PATH=$TLE_VENV/bin:$PATH quietly "$TLE_CACHE/logs/build.log" \
+      "$PY" -m pip install --no-build-isolation --no-deps -v -e "$TLE_ROOT"
+    write_stamp "$TLE_VENV/.stamp-extension" "$want"
+  else
+    PATH=$TLE_VENV/bin:$PATH quietly "$TLE_CACHE/logs/build.log" cmake --build "$build" --parallel "$(nproc)"
+  fi
+}
+
+# need_smollm2_hf   the weights of the tests, as a Hugging Face folder.
+need_smollm2_hf() {
+  [ -e "$TLE_CACHE/smollm2/hf-fp32/config.json" ] || say "SmolLM2-135M-Instruct: download and de-quantise"
+  quietly "$TLE_CACHE/logs/smollm2.log" "$PY" "$TLE_ROOT/scripts/fetch.py" smollm2-hf
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# build.sh   cross-compiles the extension and the C++ tests for aarch64 and puts the module into tle_torch/, beside the
-# host's own (their file names differ by platform). Lays the environment first when it is missing; quick when nothing changed.
+# build.sh   cross-compiles the extension for aarch64. Lays the environment first when it is missing; quick when nothing
+# changed. The guest's tle_torch lies in $TLE_ARM_CACHE/package: links to the clone's Python files, so that an edit needs no
+# build, beside the module and the record of what it was built for, which differ from the host's.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 
@@ -11,8 +12,19 @@ quietly "$TLE_CACHE/logs/arm-configure.log" cmake -S "$TLE_ROOT" -B "$ARM_BUILD"
   -DCMAKE_TOOLCHAIN_FILE="$TLE_ROOT/scripts/arm/toolchain.cmake" \
   -DTLE_TORCH_DIR="$ARM_SITE/torch" \
   -DTLE_PYTHON_INCLUDE="$ARM_ROOT/usr/include/python3.11" \
-  -DTLE_EXTENSION_SUFFIX=.cpython-311-aarch64-linux-gnu.so \
-  -DTLE_PACKAGE_DIR="$TLE_ROOT/tle_torch" \
-  -DTLE_TESTS=ON
+  -DTLE_EXTENSION_SUFFIX=.cpython-311-aarch64-linux-gnu.so
 quietly "$TLE_CACHE/logs/arm-build.log" cmake --build "$ARM_BUILD" --parallel
-say "cross build: done"
+
+package=$ARM_PACKAGE/tle_torch
+rm -rf "$package"
+mkdir -p "$package"
+for entry in "$TLE_ROOT"/tle_torch/* "$ARM_BUILD"/_C.*.so; do
+  case $entry in
+    "$TLE_ROOT"/*.so | */_build_info.py | */__pycache__) ;;
+    *) ln -s "$entry" "$package/" ;;
+  esac
+done
+version=$(basename "$ARM_SITE"/torch-*.dist-info .dist-info)
+version=${version#torch-}
+printf 'TORCH_VERSION = "%s"\n' "${version%%+*}" >"$package/_build_info.py"
+say "aarch64 package: $package"

@@ -26,6 +26,6 @@ if [ "${1:-}" = --exec ]; then
   shift
   exec "${qemu[@]}" "$@"
 fi
-export PYTHONPATH=$TLE_ROOT:$ARM_SITE
+export PYTHONPATH=$ARM_PACKAGE:$ARM_SITE
 # argv[0] is the script beside the interpreter that starts qemu again: it becomes the guest's sys.executable.
 exec "${qemu[@]}" -0 "$ARM_ROOT/usr/bin/python" "$ARM_ROOT/usr/bin/python3.11" "$@"
