@@ -13,14 +13,14 @@ quietly "$TLE_CACHE/logs/arm-configure.log" cmake -S "$TLE_ROOT" -B "$ARM_BUILD"
   -DTLE_TORCH_DIR="$ARM_SITE/torch" \
   -DTLE_PYTHON_INCLUDE="$ARM_ROOT/usr/include/python3.11" \
   -DTLE_EXTENSION_SUFFIX=.cpython-311-aarch64-linux-gnu.so
-quietly "$TLE_CACHE/logs/arm-build.log" cmake --build "$ARM_BUILD" --parallel
+quietly "$TLE_CACHE/logs/arm-build.log" cmake --build "$ARM_BUILD" --parallel "$(nproc)"
 
 package=$ARM_PACKAGE/tle_torch
 rm -rf "$package"
 mkdir -p "$package"
 for entry in "$TLE_ROOT"/tle_torch/* "$ARM_BUILD"/_C.*.so; do
   case $entry in
-    "$TLE_ROOT"/*.so | */_build_info.py | */__pycache__) ;;
+    "$TLE_ROOT"/tle_torch/*.so | */_build_info.py | */__pycache__) ;;
     *) ln -s "$entry" "$package/" ;;
   esac
 done
