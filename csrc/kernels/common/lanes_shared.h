@@ -43,6 +43,25 @@ static inline void store_tail(void* p, int64_t i, int64_t n, f32x16 a) {
   memcpy(static_cast<typename Element<T>::type*>(p) + i, buffer, size_t(n) * sizeof(buffer[0]));
 }
 
+// The same for a type that is only known at run time, and n <= 16 elements: for what is done once per result and not per operand.
+static inline f32x16 load_any(DType t, const void* p, int64_t i, int64_t n) {
+  const bool whole = n >= 16;
+  switch (t) {
+    case DType::kF32: return whole ? load_as<DType::kF32>(p, i) : load_tail<DType::kF32>(p, i, n);
+    case DType::kBF16: return whole ? load_as<DType::kBF16>(p, i) : load_tail<DType::kBF16>(p, i, n);
+    default: return whole ? load_as<DType::kF16>(p, i) : load_tail<DType::kF16>(p, i, n);
+  }
+}
+
+static inline void store_any(DType t, void* p, int64_t i, int64_t n, f32x16 a) {
+  const bool whole = n >= 16;
+  switch (t) {
+    case DType::kF32: return whole ? store_as<DType::kF32>(p, i, a) : store_tail<DType::kF32>(p, i, n, a);
+    case DType::kBF16: return whole ? store_as<DType::kBF16>(p, i, a) : store_tail<DType::kBF16>(p, i, n, a);
+    case DType::kF16: return whole ? store_as<DType::kF16>(p, i, a) : store_tail<DType::kF16>(p, i, n, a);
+  }
+}
+
 // a rounded to T and back.
 template <DType T>
 static inline f32x16 round_to(f32x16 a) {
