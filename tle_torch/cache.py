@@ -1,0 +1,346 @@
+"""A key-value cache that is written in place.
+
+transformers' `DynamicCache` concatenates: every token copies the whole past of every layer. Here each layer owns slots
+[B, Hkv, S, D] that are allocated once (or grown in large steps), new keys go to the next free slots, and attention
+reads a view of the used ones. It is a drop-in `transformers.Cache`: generate, beam search, assisted decoding (`crop`),
+batch repeat and select, deepcopy and pickle work as with `DynamicCache`.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers.cache_utils import Cache as HFCache
+from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import get_layer_types_and_kwargs
+
+__all__ = ["Cache", "CacheLayer", "supports_config"]
+
+# Slots come in multiples of this: a layer of a small model then starts with 64 KiB, and page-sized rounding is lost.
+_SLOT_STEP = 256
+# A promised length beyond this many slots is not allocated in advance: generation_config.max_length is often the
+# model's whole context of 131,072 tokens, which few prompts use. Growing from here by doubling copies each slot once
+# on average.
+_RESERVE_LIMIT = 8192
+
+# Layer types (config.layer_types) that are keys and values per token. A sliding layer keeps all its tokens here: the
+# window is applied by attention, so that cropping back over its edge stays possible.
+_ATTENTION_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+def supports_config(config) -> bool:
+    """Whether every layer of this (text) config caches plain keys and values, which is what `Cache` can hold."""
+    if getattr(config, "is_encoder_decoder", False):
+        return False
+    layer_types, _ = get_layer_types_and_kwargs(config)
+    return _ATTENTION_TYPES.issuperset(layer_types)
+
+
+class CacheLayer(CacheLayerMixin):
+    """The slots of one layer: `key_slots` and `value_slots` [B, Hkv, S, D], of which the first `length` are in use.
+
+    The memory of unused slots is never initialised and never read.
+    """
+
+    is_sliding = False
+    is_compileable = False
+    is_croppable = True
+
+    def __init__(self, reserve: int = 0):
+        super().__init__()
+        self.reserve = reserve
+        self.length = 0
+        self.key_slots: torch.Tensor | None = None
+        self.value_slots: torch.Tensor | None = None
+        # The other half of a ping-pong pair: beam search reorders the batch at every token, and a new allocation of
+        # the whole capacity each time would cost more page faults than the copy itself.
+        self._spare: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    # `keys` and `values` are what transformers reads. Assigning them (the base class does, with None) replaces the
+    # contents: the tensor becomes the slots, all of them in use.
+    @property
+    def keys(self) -> torch.Tensor | None:
+        """The used keys, a view [B, Hkv, length, D]; None before the first update."""
+        return None if self.key_slots is None else self.key_slots.narrow(2, 0, self.length)
+
+    @keys.setter
+    def keys(self, tensor: torch.Tensor | None) -> None:
+        self.key_slots, self.length = tensor, 0 if tensor is None else tensor.shape[2]
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        """The used values, a view [B, Hkv, length, D]; None before the first update."""
+        return None if self.value_slots is None else self.value_slots.narrow(2, 0, self.length)
+
+    @values.setter
+    def values(self, tensor: torch.Tensor | None) -> None:
+        self.value_slots, self.length = tensor, 0 if tensor is None else tensor.shape[2]
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the batch, -1 before the first update."""
+        return -1 if self.key_slots is None else self.key_slots.shape[0]
+
+    @property
+    def capacity(self) -> int:
+        """Allocated slots."""
+        return 0 if self.key_slots is None else self.key_slots.shape[2]
+
+    def __repr__(self) -> str:
+        return f"CacheLayer(length={self.length}, capacity={self.capacity})"
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocates slots that fit these states' batch, heads, head sizes and dtype."""
+        if key_states.device.type != "cpu":
+            raise ValueError(f"tle_torch.Cache lives on the CPU, the keys came on {key_states.device}")
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self._allocate(key_states, value_states, key_states.shape[2])
+        self.is_initialized = True
+
+    def ensure(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Makes room for the tokens of these states, keeping what is stored.
+
+        Raises:
+            ValueError: their batch, heads, head sizes or dtype are not the cache's. Nothing is changed then.
+        """
+        if not self.is_initialized or (self.length == 0 and not self._fits(key_states, value_states)):
+            self.lazy_initialization(key_states, value_states)
+        elif not self._fits(key_states, value_states):
+            raise ValueError(
+                f"tle_torch.Cache holds keys {_shape(self.key_slots, self.length)} and values "
+                f"{_shape(self.value_slots, self.length)}; the new keys {_shape(key_states)} and values "
+                f"{_shape(value_states)} do not continue them"
+            )
+        self.reserve_slots(self.length + key_states.shape[2])
+
+    def reserve_slots(self, needed: int) -> None:
+        """Grows an initialised layer so that `needed` slots exist. At least doubles, so that growing costs each slot
+        one copy on average."""
+        if needed <= self.capacity:
+            return
+        keys, values = self.keys, self.values
+        self._allocate(keys, values, max(needed, 2 * self.capacity))
+        self.key_slots.narrow(2, 0, self.length).copy_(keys)
+        self.value_slots.narrow(2, 0, self.length).copy_(values)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores the new tokens and returns all of them.
+
+        Args:
+            key_states: [B, Hkv, Q, D], any strides.
+            value_states: [B, Hkv, Q, Dv], any strides.
+
+        Returns:
+            keys [B, Hkv, length, D] and values [B, Hkv, length, Dv]: views of the slots, valid until the next growth.
+
+        Raises:
+            ValueError: the states do not continue what is stored.
+        """
+        self.ensure(key_states, value_states)
+        tokens = key_states.shape[2]
+        self.key_slots.narrow(2, self.length, tokens).copy_(key_states)
+        self.value_slots.narrow(2, self.length, tokens).copy_(value_states)
+        self.length += tokens
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def reset(self) -> None:
+        """Forgets the tokens and keeps the memory."""
+        self.length = 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the last tokens.
+
+        Args:
+            tokens_to_remove: 0 or negative, minus the number of tokens, as transformers passes it.
+
+        Raises:
+            ValueError: it is positive.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(
+                f"crop takes minus the number of tokens to remove (transformers' convention), got {tokens_to_remove}"
+            )
+        self.length = max(self.length + tokens_to_remove, 0)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        if self.length > 0:
+            self._select_rows(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.length > 0:
+            self._select_rows(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if self.length > 0:
+            rows = indices.nonzero().view(-1) if indices.dtype == torch.bool else indices
+            self._select_rows(rows)
+
+    def offload(self) -> None:
+        raise NotImplementedError("tle_torch.Cache does not offload: it is in the CPU's memory already")
+
+    def prefetch(self) -> None:
+        raise NotImplementedError("tle_torch.Cache does not offload, so there is nothing to fetch back")
+
+    def __getstate__(self) -> dict:
+        # A copy is exact in what is stored; the spare holds nothing, and a pickle should not carry unused slots.
+        state = self.__dict__.copy()
+        state["_spare"] = None
+        if self.key_slots is not None:
+            state["key_slots"], state["value_slots"] = self.keys.clone(), self.values.clone()
+        return state
+
+    def _allocate(self, keys: torch.Tensor, values: torch.Tensor, needed: int) -> None:
+        slots = max(needed, min(self.reserve, _RESERVE_LIMIT))
+        slots = -(-slots // _SLOT_STEP) * _SLOT_STEP
+        self.key_slots = torch.empty((*keys.shape[:2], slots, keys.shape[3]), dtype=keys.dtype)
+        self.value_slots = torch.empty((*values.shape[:2], slots, values.shape[3]), dtype=values.dtype)
+        self._spare = None
+
+    def _fits(self, keys: torch.Tensor, values: torch.Tensor) -> bool:
+        slots, value_slots = self.key_slots, self.value_slots
+        return (
+            keys.shape[:2] == slots.shape[:2]
+            and keys.shape[3] == slots.shape[3]
+            and keys.dtype == slots.dtype
+            and values.shape[:2] == value_slots.shape[:2]
+            and values.shape[3] == value_slots.shape[3]
+            and values.dtype == value_slots.dtype
+            and keys.shape[2] == values.shape[2]
+        )
+
+    def _select_rows(self, rows: torch.Tensor) -> None:
+        rows = rows.to("cpu")
+        old = self.key_slots, self.value_slots
+        used = self.keys, self.values
+        if self._spare is not None and self._spare[0].shape[0] == len(rows):
+            self.key_slots, self.value_slots = self._spare
+        else:
+            self.key_slots = old[0].new_empty((len(rows), *old[0].shape[1:]))
+            self.value_slots = old[1].new_empty((len(rows), *old[1].shape[1:]))
+        self.keys.copy_(used[0].index_select(0, rows))
+        self.values.copy_(used[1].index_select(0, rows))
+        self._spare = old if old[0].shape[0] == len(rows) else None
+
+
+class Cache(HFCache):
+    """A preallocated key-value cache; the default of a patched model.
+
+    Args:
+        config: the model's config. Gives the number of layers, and is checked: every layer must be full or sliding
+            attention. None: layers appear as they are first used.
+        max_cache_len: how many tokens are expected. A hint, not a limit: the slots grow beyond it, and no more than
+            8,192 are allocated in advance.
+        offloading: refused unless False.
+
+    Raises:
+        ValueError: the config has layers that do not cache keys and values per token, or `offloading` is True.
+        TypeError: `max_cache_len` is no int.
+
+    Example:
+        >>> cache = tle_torch.Cache(config=model.config, max_cache_len=4096)
+        >>> model.generate(**inputs, past_key_values=cache, max_new_tokens=64)
+    """
+
+    def __init__(self, config=None, max_cache_len: int | None = None, offloading: bool = False, **kwargs):
+        if kwargs:
+            raise TypeError(f"tle_torch.Cache takes config, max_cache_len and offloading, not {sorted(kwargs)}")
+        if offloading:
+            raise ValueError("tle_torch.Cache does not offload: it is in the CPU's memory already")
+        if max_cache_len is not None and not isinstance(max_cache_len, int):
+            raise TypeError(f"tle_torch.Cache: max_cache_len must be an int, got {type(max_cache_len).__name__}")
+        self._reserve = max_cache_len or 0
+        layers = []
+        if config is not None:
+            text_config = config.get_text_config(decoder=True)
+            if not supports_config(text_config):
+                raise ValueError(
+                    f"tle_torch.Cache holds keys and values of full and sliding attention; "
+                    f"{text_config.model_type} has other layers: use transformers' DynamicCache"
+                )
+            layers = [CacheLayer(self._reserve) for _ in range(text_config.num_hidden_layers)]
+        super().__init__(layers=layers)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.add_layers(layer_idx + 1)
+        return self.layers[layer_idx].update(key_states, value_states)
+
+    def add_layers(self, count: int) -> None:
+        """Makes sure that at least `count` layers exist."""
+        while len(self.layers) < count:
+            self.layers.append(CacheLayer(self._reserve))
+
+    def prepare_step(
+        self, layers: int, batch: int, heads: int, tokens: int, head_dim: int, dtype: torch.dtype
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
+        """Makes room for `tokens` new tokens in each of `layers` layers, without storing anything yet.
+
+        Returns:
+            the key slots and the value slots of every layer, [B, Hkv, S, D], and the common number of used slots.
+
+        Raises:
+            ValueError: the stored tokens have other sizes or another dtype, or the layers differ in length.
+        """
+        self.add_layers(layers)
+        used = self.layers[0].length
+        key_slots, value_slots = [], []
+        like = None
+        for layer in self.layers[:layers]:
+            slots = layer.key_slots
+            if (
+                slots is None
+                or layer.value_slots.shape != slots.shape
+                or slots.shape[0] != batch
+                or slots.shape[1] != heads
+                or slots.shape[2] < used + tokens
+                or slots.shape[3] != head_dim
+                or slots.dtype != dtype
+            ):
+                if like is None:
+                    like = torch.empty((), dtype=dtype).expand(batch, heads, tokens, head_dim)
+                layer.ensure(like, like)
+            if layer.length != used:
+                raise ValueError(f"tle_torch.Cache: layers hold {used} and {layer.length} tokens; they must agree")
+            key_slots.append(layer.key_slots)
+            value_slots.append(layer.value_slots)
+        return key_slots, value_slots, used
+
+    def commit_step(self, layers: int, tokens: int) -> None:
+        """Declares the `tokens` slots after the used ones as stored."""
+        for layer in self.layers[:layers]:
+            layer.length += tokens
+
+    def lengths(self) -> list[int]:
+        """Used slots of every layer; `restore_lengths` brings them back."""
+        return [layer.length for layer in self.layers]
+
+    def restore_lengths(self, lengths: list[int]) -> None:
+        """Forgets what was stored since `lengths()`: a step that failed half-way leaves the cache as it was."""
+        for index, layer in enumerate(self.layers):
+            layer.length = lengths[index] if index < len(lengths) else 0
+
+    def __iter__(self):
+        """Yields (keys, values, None) per layer, as `DynamicCache` does; None stands for its sliding window."""
+        for layer in self.layers:
+            yield layer.keys, layer.values, None
+
+    def __repr__(self) -> str:
+        return f"tle_torch.Cache(layers={len(self.layers)}, length={self.get_seq_length()})"
+
+
+def _shape(tensor: torch.Tensor, length: int | None = None) -> str:
+    sizes = list(tensor.shape)
+    if length is not None:
+        sizes[2] = length
+    return f"{sizes} {str(tensor.dtype).removeprefix('torch.')}"
