@@ -15,7 +15,6 @@ done
 bash "$TLE_ROOT/scripts/arm/build.sh"
 need_smollm2_hf
 export TLE_BUILD_DIR=$ARM_BUILD
-cd "$TLE_ARM_CACHE" # not the clone: python -m puts the current folder, and so the host's tle_torch, first
 status=0
 for cpu in "${cpus[@]}"; do
   say "pytest on $cpu"
