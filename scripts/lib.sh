@@ -133,10 +133,11 @@ need_extension() {
     rm -rf "$build"
     PATH=$TLE_VENV/bin:$PATH quietly "$TLE_CACHE/logs/build.log" \
       "$PY" -m pip install --no-build-isolation --no-deps -v -e "$TLE_ROOT"
+    # pip had the module copied to a folder of its own; from now on it goes straight into the package.
+    PATH=$TLE_VENV/bin:$PATH quietly "$TLE_CACHE/logs/configure.log" cmake "-DTLE_PACKAGE_DIR=$TLE_ROOT/tle_torch" "$build"
     write_stamp "$TLE_VENV/.stamp-extension" "$want"
-  else
-    PATH=$TLE_VENV/bin:$PATH quietly "$TLE_CACHE/logs/build.log" cmake --build "$build" --parallel "$(nproc)"
   fi
+  PATH=$TLE_VENV/bin:$PATH quietly "$TLE_CACHE/logs/build.log" cmake --build "$build" --parallel "$(nproc)"
 }
 
 # need_smollm2_hf   the weights of the tests, as a Hugging Face folder.
