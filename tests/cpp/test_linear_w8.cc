@@ -20,7 +20,7 @@ struct Weight {
   void pack() {
     std::vector<uint8_t> whole(size_t(layout.total_bytes));
     for (int64_t p = 0; p < layout.panels; ++p) pack_panel_w8(header, whole.data(), p, codes.data(), k, scales.data());
-    std::copy(whole.begin() + 64, whole.end(), bytes.as<uint8_t>());
+    memcpy(bytes.as(), whole.data() + 64, size_t(layout.panels * layout.panel_stride));
   }
 
   int64_t n, k;

@@ -75,6 +75,17 @@ static inline float reduce_add(f32x16 a) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehl_ps(two, two)));
 }
 
+static inline __m256 reduce_add_8(const f32x16 a[8]) {
+  __m256 fours[4];  // of values i and i + 4, one in each half
+  for (int i = 0; i < 4; ++i) {
+    const __m256 x = _mm256_add_ps(a[i].lo, a[i].hi), y = _mm256_add_ps(a[i + 4].lo, a[i + 4].hi);
+    fours[i] = _mm256_add_ps(_mm256_permute2f128_ps(x, y, 0x20), _mm256_permute2f128_ps(x, y, 0x31));
+  }
+  return _mm256_hadd_ps(_mm256_hadd_ps(fours[0], fours[1]), _mm256_hadd_ps(fours[2], fours[3]));
+}
+// reduce_add of 16 values at once.
+static inline f32x16 reduce_add_16(const f32x16 a[16]) { return {reduce_add_8(a), reduce_add_8(a + 8)}; }
+
 struct i32x16 {
   __m256i lo, hi;
 };

@@ -72,6 +72,23 @@ static inline float reduce_add(f32x16 a) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehl_ps(two, two)));
 }
 
+// reduce_add of 16 values at once, by the same tree: two shuffles and an addition join two values' lanes.
+static inline f32x16 reduce_add_16(const f32x16 a[16]) {
+  __m512 fours[4];  // of values i, i + 4, i + 8, i + 12, one in each quarter
+  for (int i = 0; i < 4; ++i) {
+    const __m512 x = a[i].v, y = a[i + 4].v, z = a[i + 8].v, w = a[i + 12].v;
+    const __m512 xy = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xEE));
+    const __m512 zw = _mm512_add_ps(_mm512_shuffle_f32x4(z, w, 0x44), _mm512_shuffle_f32x4(z, w, 0xEE));
+    fours[i] = _mm512_add_ps(_mm512_shuffle_f32x4(xy, zw, 0x88), _mm512_shuffle_f32x4(xy, zw, 0xDD));
+  }
+  __m512 twos[2];
+  for (int i = 0; i < 2; ++i) {
+    const __m512 x = fours[2 * i], y = fours[2 * i + 1];
+    twos[i] = _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x88), _mm512_shuffle_ps(x, y, 0xDD));
+  }
+  return {_mm512_add_ps(_mm512_shuffle_ps(twos[0], twos[1], 0x88), _mm512_shuffle_ps(twos[0], twos[1], 0xDD))};
+}
+
 // Rounds to the nearest integer, ties to even; |a| < 2^31.
 struct i32x16 {
   __m512i v;

@@ -105,6 +105,20 @@ static inline float reduce_add(f32x16 a) {
   return vgetq_lane_f32(vpaddq_f32(two, two), 0);
 }
 
+// reduce_add of 16 values at once.
+static inline f32x16 reduce_add_16(const f32x16 a[16]) {
+  f32x16 r;
+  for (int i = 0; i < 4; ++i) {
+    float32x4_t four[4];
+    for (int j = 0; j < 4; ++j) {
+      const f32x16 x = a[4 * i + j];
+      four[j] = vaddq_f32(vaddq_f32(x.v[0], x.v[2]), vaddq_f32(x.v[1], x.v[3]));
+    }
+    r.v[i] = vpaddq_f32(vpaddq_f32(four[0], four[1]), vpaddq_f32(four[2], four[3]));
+  }
+  return r;
+}
+
 struct i32x16 {
   int32x4_t v[4];
 };

@@ -1,0 +1,96 @@
+// linear_dense on the 16 canonical lanes; include after one of common/lanes_*.h and after
+//
+//   kTileRows, kTileChannels   rows x channels whose sums fit in registers; kTileChannels divides 16
+//   kVectorChannels            the same for a single row
+//
+// A tile shares each load of weights among its rows and each load of x among its channels. The lanes of 16 channels are added
+// up together (reduce_add_16), so that the trees cost little beside the products even for short K.
+#pragma once
+
+#include "csrc/kernels/linear_dense/linear_dense.h"
+
+namespace tle {
+namespace {
+
+constexpr int64_t kChunk = 512;  // k for which the rows of a tile are widened to fp32 at a time
+constexpr int64_t kBlock = 48;   // channels that share the widened rows
+
+// acc += x w over k elements; x is fp32 and padded with zeros to whole lanes.
+template <DType T, int kRows, int kChannels>
+static inline void dense_tile(const float (*x)[kChunk], const typename Element<T>::type* w, int64_t w_stride, int64_t k,
+                              f32x16* total, int64_t total_stride) {
+  f32x16 acc[kRows][kChannels];
+  for (int r = 0; r < kRows; ++r)
+    for (int c = 0; c < kChannels; ++c) acc[r][c] = total[r * total_stride + c];
+  int64_t i = 0;
+  for (; i + 16 <= k; i += 16) {
+    f32x16 weights[kChannels];
+    for (int c = 0; c < kChannels; ++c) weights[c] = load_as<T>(w + c * w_stride, i);
+    for (int r = 0; r < kRows; ++r) {
+      const f32x16 values = load(x[r] + i);
+      for (int c = 0; c < kChannels; ++c) acc[r][c] = fma(values, weights[c], acc[r][c]);
+    }
+  }
+  if (i < k) {
+    for (int c = 0; c < kChannels; ++c) {
+      const f32x16 weights = load_tail<T>(w + c * w_stride, i, k - i);
+      for (int r = 0; r < kRows; ++r) acc[r][c] = fma(load(x[r] + i), weights, acc[r][c]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int c = 0; c < kChannels; ++c) total[r * total_stride + c] = acc[r][c];
+}
+
+// out[row, channel ...] from the lanes of up to 16 channels.
+static inline void dense_store(const LinearDenseArgs& a, int64_t row, int64_t channel, const f32x16 lanes[16]) {
+  const int64_t channels = a.n - channel < 16 ? a.n - channel : 16;
+  f32x16 y = reduce_add_16(lanes);
+  if (a.bias) y = add(y, load_any(a.bias_dtype, a.bias, channel, channels));
+  store_any(a.out_dtype, a.out, row * a.out_stride + channel, channels, y);
+}
+
+template <DType T, int kRows>
+static inline void dense_rows(const LinearDenseArgs& a, int64_t row) {
+  using E = typename Element<T>::type;
+  constexpr int kChannels = kRows == 1 ? kVectorChannels : kTileChannels;
+  const E* from = static_cast<const E*>(a.x) + row * a.x_stride;
+  alignas(64) float x[kRows][kChunk];
+  f32x16 total[kRows * kBlock];
+  for (int64_t first = 0; first < a.n; first += kBlock) {
+    const int64_t channels = a.n - first < kBlock ? a.n - first : kBlock;
+    for (f32x16& t : total) t = zero();
+    for (int64_t at = 0; at < a.k; at += kChunk) {
+      const int64_t k = a.k - at < kChunk ? a.k - at : kChunk;
+      for (int r = 0; r < kRows; ++r) {
+        int64_t i = 0;
+        for (; i + 16 <= k; i += 16) store(x[r] + i, load_as<T>(from + r * a.x_stride + at, i));
+        if (i < k) store(x[r] + i, load_tail<T>(from + r * a.x_stride + at, i, k - i));
+      }
+      const E* w = static_cast<const E*>(a.w) + first * a.w_stride + at;
+      int64_t c = 0;
+      for (; c + kChannels <= channels; c += kChannels)
+        dense_tile<T, kRows, kChannels>(x, w + c * a.w_stride, a.w_stride, k, total + c, kBlock);
+      for (; c < channels; ++c) dense_tile<T, kRows, 1>(x, w + c * a.w_stride, a.w_stride, k, total + c, kBlock);
+    }
+    for (int r = 0; r < kRows; ++r)
+      for (int64_t c = 0; c < channels; c += 16) dense_store(a, row + r, first + c, total + r * kBlock + c);
+  }
+}
+
+// kRows rows at a time, then the same with one row less for what remains.
+template <DType T, int kRows>
+static inline void dense_tiles(const LinearDenseArgs& a, int64_t row) {
+  for (; row + kRows <= a.rows; row += kRows) dense_rows<T, kRows>(a, row);
+  if constexpr (kRows > 1) dense_tiles<T, kRows - 1>(a, row);
+}
+
+static inline void linear_dense_lanes(const LinearDenseArgs& a) {
+  switch (a.dtype) {
+    case DType::kF32: return dense_tiles<DType::kF32, kTileRows>(a, 0);
+    case DType::kBF16: return dense_tiles<DType::kBF16, kTileRows>(a, 0);
+    case DType::kF16: return dense_tiles<DType::kF16, kTileRows>(a, 0);
+  }
+}
+
+}  // namespace
+}  // namespace tle
