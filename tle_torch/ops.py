@@ -106,6 +106,20 @@ def _(q, k, cos, sin):
     return q.new_empty(q.shape), k.new_empty(k.shape)
 
 
+# ---- attention ----
+
+
+@_fake("attention")
+def _(q, k, v, sm_scale, mask=None, causal=False, window=0, softcap=0.0, sinks=None, starts=None):
+    batch, heads, queries, _ = q.shape
+    return q.new_empty([batch, queries, heads, v.shape[-1]]).transpose(1, 2)
+
+
+@_fake("flash_attn_decode")
+def _(q, k, v, sm_scale, seq_len=None):
+    return _with_last(q, v.shape[-1])
+
+
 # ---- whole layers ----
 
 

@@ -1,6 +1,8 @@
 // Every operator's table of implementations; OP/OP.cc defines it.
 #pragma once
 
+#include "csrc/kernels/attention/attention.h"
+#include "csrc/kernels/attention_merge/attention_merge.h"
 #include "csrc/kernels/linear_dense/linear_dense.h"
 #include "csrc/kernels/linear_w8/linear_w8.h"
 #include "csrc/kernels/quantize_rows/quantize_rows.h"
@@ -11,6 +13,8 @@
 
 namespace tle {
 
+extern KernelTable<AttentionFn> attention_table;
+extern KernelTable<AttentionMergeFn> attention_merge_table;
 extern KernelTable<LinearDenseFn> linear_dense_table;
 extern KernelTable<LinearW8Fn> linear_w8_table;
 extern KernelTable<QuantizeRowsFn> quantize_rows_table;
