@@ -17,11 +17,24 @@ class Program {
   explicit Program(int64_t max_stages)
       : stages_(scratch_.get<Stage>(max_stages)), capacity_(max_stages), members_(num_threads()) {}
 
-  // Working memory for the program's lifetime.
+  // Working memory for the program's lifetime, or until rewind().
   template <class T>
   T* scratch(int64_t count) {
-    return scratch_.get<T>(count);
+    const int64_t bytes = count * int64_t(sizeof(T));
+    if (!recording_) return scratch_.get<T>(count);
+    if (next_block_ < blocks_ && block_[next_block_].bytes >= bytes) return static_cast<T*>(block_[next_block_++].memory);
+    T* memory = scratch_.get<T>(count);
+    if (next_block_ < kMaxBlocks) {
+      block_[next_block_++] = {memory, bytes};
+      blocks_ = next_block_;
+    }
+    return memory;
   }
+
+  // A model's layers do the same one after another and can share their working memory: what scratch() gives after record() is
+  // given again, in the same order, after each rewind(). Nothing in it may be needed by a stage of a later layer.
+  void record() { recording_ = true; }
+  void rewind() { next_block_ = 0; }
 
   // Threads that may take part; `member` of a stage's run is below it.
   int members() const { return members_; }
@@ -49,7 +62,16 @@ class Program {
   void run() { run_stages(stages_, count_, bytes_, members_); }
 
  private:
+  static constexpr int kMaxBlocks = 64;
+  struct Block {
+    void* memory;
+    int64_t bytes;
+  };
+
   Scratch scratch_;
+  Block block_[kMaxBlocks];
+  int blocks_ = 0, next_block_ = 0;
+  bool recording_ = false;
   Stage* stages_;
   int64_t capacity_, count_ = 0, bytes_ = 0;
   int members_;

@@ -1,0 +1,235 @@
+#include "csrc/engine/decoder_layer.h"
+
+#include <string.h>
+
+#include <algorithm>
+
+#include "csrc/engine/attention.h"
+#include "csrc/engine/norm.h"
+#include "csrc/kernels/tables.h"
+
+namespace tle {
+
+namespace {
+
+constexpr int64_t kMaxRows = 512;         // tokens (over the batch) that go through the layers at once
+constexpr int64_t kStagesPerLayer = 16;
+
+const void* advance(const void* p, int64_t elements, DType t) {
+  return static_cast<const char*>(p) + elements * dtype_size(t);
+}
+void* advance(void* p, int64_t elements, DType t) { return static_cast<char*>(p) + elements * dtype_size(t); }
+
+// The tokens of one pass: rows = batch * tokens, row = b * tokens + t.
+struct Pass {
+  int64_t batch, tokens, rows, cache_len;
+  const void *cos, *sin;
+  int64_t rotary_dim, table_batch_stride;
+  const int64_t* starts;
+};
+
+// What follows the projections of q, k and v: head norms, rotary, and the new keys and values into the cache. A unit is one
+// token's group: a key head and the query heads that share it.
+struct HeadsStage {
+  RmsNormFn* norm;
+  RotaryFn* rotary;
+  DecoderShape shape;
+  NormWeight q_norm, k_norm;
+  DecoderCache cache;
+  Pass pass;
+  bool rotate;
+  void *q, *k, *v;  // [rows, heads * head_dim]
+};
+
+void run_heads(const HeadsStage& s, int64_t unit, int) {
+  const DecoderShape& m = s.shape;
+  const int64_t row = unit / m.kv_heads, head = unit % m.kv_heads, group = m.heads / m.kv_heads;
+  const int64_t b = row / s.pass.tokens, t = row % s.pass.tokens, slot = s.pass.cache_len + t, d = m.head_dim;
+  void* q = advance(s.q, (row * m.heads + head * group) * d, m.dtype);
+  void* k = advance(s.k, (row * m.kv_heads + head) * d, m.dtype);
+  const void* v = advance(s.v, (row * m.kv_heads + head) * d, m.dtype);
+  void* k_slot = advance(s.cache.k, b * s.cache.k_batch + head * s.cache.k_head + slot * s.cache.k_slot, m.dtype);
+  void* v_slot = advance(s.cache.v, b * s.cache.v_batch + head * s.cache.v_head + slot * s.cache.v_slot, m.dtype);
+
+  // The norm may not run in place, so it goes through a buffer of one head (head_dim <= 512, checked by the operator).
+  alignas(64) char buffer[512 * 4];
+  const size_t bytes = size_t(d * dtype_size(m.dtype));
+  auto normalise = [&](void* x, int64_t heads, const NormWeight& w) {
+    for (int64_t h = 0; h < heads && w.data; ++h) {
+      void* one = advance(x, h * d, m.dtype);
+      RmsNormArgs a = {};
+      a.x = one;
+      a.weight = w.data;
+      a.out = buffer;
+      a.rows = 1;
+      a.d = d;
+      a.eps = m.eps;
+      a.kind = m.norm;
+      a.dtype = m.dtype;
+      a.weight_dtype = w.dtype;
+      s.norm(a);
+      memcpy(one, buffer, bytes);
+    }
+  };
+  normalise(q, group, s.q_norm);
+  normalise(k, 1, s.k_norm);
+  if (s.rotate) {
+    const int64_t at = b * s.pass.table_batch_stride + t * s.pass.rotary_dim;
+    const void *cos = advance(s.pass.cos, at, m.dtype), *sin = advance(s.pass.sin, at, m.dtype);
+    s.rotary({q, cos, sin, q, group, d, s.pass.rotary_dim, d, d, m.dtype});
+    s.rotary({k, cos, sin, k_slot, 1, d, s.pass.rotary_dim, d, d, m.dtype});
+  } else {
+    memcpy(k_slot, k, bytes);
+  }
+  memcpy(v_slot, v, bytes);
+}
+
+class Builder {
+ public:
+  Builder(Program& program, const DecoderShape& shape, const Pass& pass)
+      : program_(program), m_(shape), pass_(pass), rows_(pass.rows) {}
+
+  void* rows(int64_t width) { return program_.scratch<char>(rows_ * width * dtype_size(m_.dtype)); }
+
+  Activation activation(const void* x, int64_t width) const {
+    Activation a;
+    a.x = x;
+    a.dtype = m_.dtype;
+    a.rows = rows_;
+    a.k = a.stride = width;
+    return a;
+  }
+
+  // normed = norm(residual (+ delta)); residual is updated in place.
+  void norm(void* residual, const void* delta, const NormWeight& w, void* normed, int64_t out_stride) {
+    RmsNormArgs a = {};
+    a.x = delta ? delta : residual;
+    a.residual = delta ? residual : nullptr;
+    a.sum = delta ? residual : nullptr;
+    a.weight = w.data;
+    a.out = normed;
+    a.rows = rows_;
+    a.d = a.x_stride = a.residual_stride = a.sum_stride = m_.hidden;
+    a.out_stride = out_stride;
+    a.eps = m_.eps;
+    a.kind = m_.norm;
+    a.dtype = m_.dtype;
+    a.weight_dtype = w.dtype;
+    add_rms_norm(program_, a);
+  }
+
+  void layer(const DecoderLayer& layer, void* residual, const void* delta_in, void* delta_out) {
+    const DecoderWeights& w = layer.weights;
+    const int64_t q_width = m_.heads * m_.head_dim, kv_width = m_.kv_heads * m_.head_dim;
+
+    void* normed = rows(m_.hidden);
+    norm(residual, delta_in, w.input_norm, normed, m_.hidden);
+    Activation x = activation(normed, m_.hidden);
+    const LinearWeight* qkv[] = {&w.q, &w.k, &w.v};
+    void *q = rows(q_width), *k = rows(kv_width), *v = rows(kv_width);
+    const LinearOut qkv_out[] = {{q, q_width, m_.dtype}, {k, kv_width, m_.dtype}, {v, kv_width, m_.dtype}};
+    add_quantize(program_, x, qkv, 3);
+    add_linears(program_, x, qkv, qkv_out, 3);
+
+    HeadsStage heads = {rms_norm_table.get(), rotary_table.get(), m_, w.q_norm, w.k_norm, layer.cache, pass_,
+                        layer.rotary && pass_.cos != nullptr, q, k, v};
+    program_.add(heads, rows_ * m_.kv_heads, rows_ * (q_width + 2 * kv_width) * dtype_size(m_.dtype), run_heads);
+
+    void* attended = rows(q_width);
+    attention(layer, q, attended);
+    const LinearWeight* o[] = {&w.o};
+    const LinearOut o_out[] = {{delta_out, m_.hidden, m_.dtype}};
+    Activation a = activation(attended, q_width);
+    add_quantize(program_, a, o, 1);
+    add_linears(program_, a, o, o_out, 1);
+
+    norm(residual, delta_out, w.post_norm, normed, m_.hidden);
+    Activation y = activation(normed, m_.hidden);
+    const LinearWeight* gate_up[] = {&w.gate, &w.up};
+    add_quantize(program_, y, gate_up, 2);
+    void* inner = rows(m_.intermediate);
+    add_gate_up(program_, y, w.gate, w.up, {inner, m_.intermediate, m_.dtype});
+    Activation z = activation(inner, m_.intermediate);
+    const LinearWeight* down[] = {&w.down};
+    add_quantize(program_, z, down, 1);
+    add_linears(program_, z, down, o_out, 1);
+  }
+
+ private:
+  void attention(const DecoderLayer& layer, const void* q, void* out) {
+    const int64_t d = m_.head_dim, width = m_.heads * d;
+    AttentionCall call = {};
+    call.q = q;
+    call.q_strides = {pass_.tokens * width, d, width};
+    call.k = layer.cache.k;
+    call.k_strides = {layer.cache.k_batch, layer.cache.k_head, layer.cache.k_slot};
+    call.v = layer.cache.v;
+    call.v_strides = {layer.cache.v_batch, layer.cache.v_head, layer.cache.v_slot};
+    call.out = out;
+    call.out_strides = {pass_.tokens * width, d, width};
+    call.dtype = m_.dtype;
+    call.batch = pass_.batch;
+    call.heads = m_.heads;
+    call.kv_heads = m_.kv_heads;
+    call.queries = pass_.tokens;
+    call.keys = pass_.cache_len + pass_.tokens;
+    call.d = call.dv = d;
+    call.scale = m_.sm_scale;
+    call.causal = true;
+    call.window = layer.window;
+    call.starts = pass_.starts;
+    add_attention(program_, call);
+  }
+
+  Program& program_;
+  DecoderShape m_;
+  Pass pass_;
+  int64_t rows_;
+};
+
+// Tokens first .. first + tokens of every batch row.
+void run_pass(const DecoderShape& m, const DecoderLayer* layers, int64_t count, const DecoderInput& in, int64_t first,
+              int64_t tokens, const NormWeight& final_norm, void* out) {
+  Program program(count * kStagesPerLayer + in.batch + 1);
+  Pass pass = {in.batch, tokens, in.batch * tokens, in.cache_len + first, nullptr, nullptr, in.rotary_dim,
+               in.table_batch_stride, in.starts};
+  if (in.cos != nullptr) {
+    pass.cos = advance(in.cos, first * in.rotary_dim, m.dtype);
+    pass.sin = advance(in.sin, first * in.rotary_dim, m.dtype);
+  }
+  Builder builder(program, m, pass);
+  void *residual = builder.rows(m.hidden), *delta = builder.rows(m.hidden);
+  for (int64_t b = 0; b < in.batch; ++b)
+    for (int64_t t = 0; t < tokens; ++t)
+      memcpy(advance(residual, (b * tokens + t) * m.hidden, m.dtype),
+             advance(in.hidden, b * in.batch_stride + (first + t) * in.token_stride, m.dtype),
+             size_t(m.hidden * dtype_size(m.dtype)));
+
+  program.record();
+  for (int64_t i = 0; i < count; ++i) {
+    program.rewind();
+    builder.layer(layers[i], residual, i == 0 ? nullptr : delta, delta);
+  }
+  program.rewind();
+  // Without a final norm only the sum is wanted: the norm stage adds, and what it normalises is dropped.
+  void* normed = builder.rows(m.hidden);
+  builder.norm(residual, count > 0 ? delta : nullptr, final_norm.data ? final_norm : layers[count - 1].weights.post_norm,
+               normed, m.hidden);
+  program.run();
+
+  const void* result = final_norm.data ? normed : residual;
+  for (int64_t b = 0; b < in.batch; ++b)
+    memcpy(advance(out, (b * in.tokens + first) * m.hidden, m.dtype), advance(result, b * tokens * m.hidden, m.dtype),
+           size_t(tokens * m.hidden * dtype_size(m.dtype)));
+}
+
+}  // namespace
+
+void run_decoder(const DecoderShape& shape, const DecoderLayer* layers, int64_t count, const DecoderInput& input,
+                 const NormWeight& final_norm, void* out) {
+  const int64_t step = std::max<int64_t>(1, kMaxRows / std::max<int64_t>(1, input.batch));
+  for (int64_t first = 0; first < input.tokens; first += step)
+    run_pass(shape, layers, count, input, first, std::min(step, input.tokens - first), final_norm, out);
+}
+
+}  // namespace tle

@@ -1,0 +1,208 @@
+// fused_transformer_layer and fused_decode_step.
+#include "csrc/engine/decoder_layer.h"
+
+#include "csrc/torch/checks.h"
+#include "csrc/torch/torch_headers.h"
+
+namespace tle {
+
+namespace {
+
+using OptionalTensors = c10::List<std::optional<at::Tensor>>;
+
+constexpr int64_t kWeightsPerLayer = 18;
+constexpr const char* kWeightNames[kWeightsPerLayer] = {
+    "input_norm", "q", "q_bias", "k",         "k_bias", "v",         "v_bias", "q_norm",  "k_norm",
+    "o",          "o_bias", "post_norm", "gate", "gate_bias", "up",  "up_bias", "down", "down_bias"};
+
+class Call {
+ public:
+  Call(const char* op, const at::Tensor& hidden, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+       int64_t intermediate_size, double eps, double sm_scale, std::string_view norm, int64_t cache_len,
+       const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin, const std::optional<at::Tensor>& starts)
+      : op_(op) {
+    m_.dtype = float_dtype(op, "hidden", hidden);
+    check_dim(op, "hidden", hidden, 3);
+    TORCH_CHECK_VALUE(num_heads > 0 && num_kv_heads > 0 && num_heads % num_kv_heads == 0, op,
+                      ": num_heads must be a multiple of num_kv_heads, got ", num_heads, " and ", num_kv_heads);
+    TORCH_CHECK_VALUE(head_dim > 0 && head_dim <= 512, op, ": head_dim must be in 1 .. 512, got ", head_dim);
+    TORCH_CHECK_VALUE(intermediate_size > 0, op, ": intermediate_size must be positive, got ", intermediate_size);
+    TORCH_CHECK_VALUE(cache_len >= 0, op, ": cache_len must not be negative, got ", cache_len);
+    m_.heads = num_heads;
+    m_.kv_heads = num_kv_heads;
+    m_.head_dim = head_dim;
+    m_.hidden = hidden.size(2);
+    m_.intermediate = intermediate_size;
+    m_.eps = float(eps);
+    m_.sm_scale = float(sm_scale);
+    m_.norm = norm_kind(op, norm);
+
+    const at::Tensor h = hidden.stride(2) == 1 || hidden.size(2) == 1 ? hidden : owned(hidden.contiguous());
+    in_.hidden = h.const_data_ptr();
+    in_.batch = h.size(0);
+    in_.tokens = h.size(1);
+    in_.batch_stride = h.stride(0);
+    in_.token_stride = h.stride(1);
+    in_.cache_len = cache_len;
+    in_.cos = in_.sin = nullptr;
+    in_.rotary_dim = in_.table_batch_stride = 0;
+    in_.starts = nullptr;
+    TORCH_CHECK_VALUE(cos.has_value() == sin.has_value(), op, ": cos and sin must come together");
+    if (cos.has_value()) {
+      in_.cos = table("cos", *cos);
+      in_.sin = table("sin", *sin);
+      TORCH_CHECK_VALUE(cos->sizes() == sin->sizes(), op, ": cos and sin must have one shape, got ", cos->sizes(), " and ",
+                        sin->sizes());
+      in_.rotary_dim = cos->size(2);
+      in_.table_batch_stride = cos->size(0) == 1 ? 0 : cos->size(1) * cos->size(2);
+    }
+    if (starts.has_value()) {
+      check_dtype(op, "starts", *starts, at::kLong);
+      check_dim(op, "starts", *starts, 1);
+      check_size(op, "starts", *starts, 0, in_.batch, "one per batch row");
+      in_.starts = owned(starts->contiguous()).const_data_ptr<int64_t>();
+    }
+  }
+
+  // weights[at .. at + 18) and the caches of one layer.
+  void add_layer(const OptionalTensors& weights, int64_t at, const at::Tensor& k_cache, const at::Tensor& v_cache, bool rotary,
+                 int64_t window) {
+    auto get = [&](int64_t i) -> std::optional<at::Tensor> {
+      std::optional<at::Tensor> t = weights[size_t(at + i)];
+      return t.has_value() && t->defined() ? t : std::nullopt;
+    };
+    auto norm = [&](int64_t i, int64_t size, bool needed) -> NormWeight {
+      const auto t = get(i);
+      TORCH_CHECK_VALUE(t.has_value() || !needed, op_, ": weights[", at + i, "] (", kWeightNames[i], ") is missing");
+      return t.has_value() ? norm_weight(kWeightNames[i], *t, size) : NormWeight{};
+    };
+    auto linear = [&](int64_t i, int64_t n, int64_t k) {
+      const auto t = get(i);
+      TORCH_CHECK_VALUE(t.has_value(), op_, ": weights[", at + i, "] (", kWeightNames[i], ") is missing");
+      return linear_weight(op_, kWeightNames[i], *t, n, k, get(i + 1), m_.dtype, keep_);
+    };
+    const int64_t q_width = m_.heads * m_.head_dim, kv_width = m_.kv_heads * m_.head_dim;
+    DecoderLayer layer;
+    DecoderWeights& w = layer.weights;
+    w.input_norm = norm(0, m_.hidden, true);
+    w.q = linear(1, q_width, m_.hidden);
+    w.k = linear(3, kv_width, m_.hidden);
+    w.v = linear(5, kv_width, m_.hidden);
+    w.q_norm = norm(7, m_.head_dim, false);
+    w.k_norm = norm(8, m_.head_dim, false);
+    w.o = linear(9, m_.hidden, q_width);
+    w.post_norm = norm(11, m_.hidden, true);
+    w.gate = linear(12, m_.intermediate, m_.hidden);
+    w.up = linear(14, m_.intermediate, m_.hidden);
+    w.down = linear(16, m_.hidden, m_.intermediate);
+    check_cache("k_cache", k_cache);
+    check_cache("v_cache", v_cache);
+    layer.cache = {k_cache.mutable_data_ptr(), v_cache.mutable_data_ptr(), k_cache.stride(0), k_cache.stride(1),
+                   k_cache.stride(2), v_cache.stride(0), v_cache.stride(1), v_cache.stride(2)};
+    TORCH_CHECK_VALUE(window >= 0, op_, ": window must not be negative, got ", window);
+    layer.rotary = rotary;
+    layer.window = window;
+    layers_.push_back(layer);
+  }
+
+  NormWeight norm_weight(const char* name, const at::Tensor& t, int64_t size) {
+    const at::Tensor w = vector_of(op_, name, t, size, m_.dtype);
+    if (!w.is_same(t)) keep_.push_back(w);
+    return {w.const_data_ptr(), float_dtype(op_, name, w)};
+  }
+
+  at::Tensor run(const at::Tensor& hidden, const NormWeight& final_norm) {
+    at::Tensor out = at::empty(hidden.sizes(), hidden.options());
+    if (out.numel() > 0) run_decoder(m_, layers_.data(), int64_t(layers_.size()), in_, final_norm, out.mutable_data_ptr());
+    return out;
+  }
+
+  int64_t hidden_size() const { return m_.hidden; }
+  void reserve(size_t layers) { layers_.reserve(layers); }
+
+ private:
+  const at::Tensor& owned(at::Tensor t) {
+    keep_.push_back(std::move(t));
+    return keep_.back();
+  }
+
+  const void* table(const char* name, const at::Tensor& t) {
+    check_cpu(op_, name, t);
+    TORCH_CHECK_TYPE(t.scalar_type() == scalar_type(m_.dtype), op_, ": ", name, " must have hidden's dtype ",
+                     scalar_type(m_.dtype), ", got ", t.scalar_type());
+    check_dim(op_, name, t, 3);
+    TORCH_CHECK_VALUE(t.size(0) == 1 || t.size(0) == in_.batch, op_, ": ", name, " must have batch size 1 or ", in_.batch,
+                      ", got ", t.sizes());
+    check_size(op_, name, t, 1, in_.tokens, "the number of tokens");
+    TORCH_CHECK_VALUE(t.size(2) % 2 == 0 && t.size(2) <= m_.head_dim, op_, ": ", name,
+                      " must have an even last dimension of at most head_dim ", m_.head_dim, ", got ", t.sizes());
+    return owned(t.contiguous()).const_data_ptr();
+  }
+
+  void check_cache(const char* name, const at::Tensor& t) {
+    check_cpu(op_, name, t);
+    TORCH_CHECK_TYPE(t.scalar_type() == scalar_type(m_.dtype), op_, ": ", name, " must have hidden's dtype ",
+                     scalar_type(m_.dtype), ", got ", t.scalar_type());
+    check_dim(op_, name, t, 4);
+    TORCH_CHECK_VALUE(t.size(0) == in_.batch && t.size(1) == m_.kv_heads && t.size(3) == m_.head_dim, op_, ": ", name,
+                      " must be [", in_.batch, ", ", m_.kv_heads, ", slots, ", m_.head_dim, "], got ", t.sizes());
+    TORCH_CHECK_VALUE(t.size(2) >= in_.cache_len + in_.tokens, op_, ": ", name, " has ", t.size(2), " slots, and ",
+                      in_.cache_len, " used ones and ", in_.tokens, " new tokens need ", in_.cache_len + in_.tokens);
+    TORCH_CHECK_VALUE(t.stride(3) == 1 || t.size(3) == 1, op_, ": the last dimension of ", name, " must be dense, got strides ",
+                      t.strides());
+  }
+
+  const char* op_;
+  DecoderShape m_;
+  DecoderInput in_;
+  std::vector<DecoderLayer> layers_;
+  std::vector<at::Tensor> keep_;
+};
+
+at::Tensor fused_transformer_layer(const at::Tensor& hidden, const OptionalTensors& weights, const at::Tensor& k_cache,
+                                   const at::Tensor& v_cache, int64_t cache_len, const std::optional<at::Tensor>& cos,
+                                   const std::optional<at::Tensor>& sin, int64_t num_heads, int64_t num_kv_heads,
+                                   int64_t head_dim, int64_t intermediate_size, double eps, double sm_scale,
+                                   c10::string_view norm_kind, int64_t window, const std::optional<at::Tensor>& starts) {
+  const char* op = "fused_transformer_layer";
+  TORCH_CHECK_VALUE(int64_t(weights.size()) == kWeightsPerLayer, op, ": weights must have ", kWeightsPerLayer, " entries, got ",
+                    weights.size());
+  Call call(op, hidden, num_heads, num_kv_heads, head_dim, intermediate_size, eps, sm_scale, norm_kind, cache_len, cos, sin,
+            starts);
+  call.add_layer(weights, 0, k_cache, v_cache, cos.has_value(), window);
+  return call.run(hidden, {});
+}
+
+at::Tensor fused_decode_step(const at::Tensor& hidden, const OptionalTensors& weights, at::TensorList k_cache,
+                             at::TensorList v_cache, int64_t cache_len, const std::optional<at::Tensor>& cos,
+                             const std::optional<at::Tensor>& sin, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                             int64_t intermediate_size, double eps, double sm_scale, c10::string_view norm_kind,
+                             at::IntArrayRef rope, at::IntArrayRef windows, const std::optional<at::Tensor>& starts) {
+  const char* op = "fused_decode_step";
+  const size_t layers = k_cache.size();
+  TORCH_CHECK_VALUE(weights.size() == layers * kWeightsPerLayer + 1, op, ": weights must have ", kWeightsPerLayer,
+                    " entries for each of the ", layers, " layers and the final norm, got ", weights.size());
+  TORCH_CHECK_VALUE(v_cache.size() == layers, op, ": v_cache must have one entry per layer (", layers, "), got ", v_cache.size());
+  TORCH_CHECK_VALUE(rope.empty() || rope.size() == layers, op, ": rope must be empty or have one entry per layer (", layers,
+                    "), got ", rope.size());
+  TORCH_CHECK_VALUE(windows.empty() || windows.size() == layers, op, ": windows must be empty or have one entry per layer (",
+                    layers, "), got ", windows.size());
+  Call call(op, hidden, num_heads, num_kv_heads, head_dim, intermediate_size, eps, sm_scale, norm_kind, cache_len, cos, sin,
+            starts);
+  call.reserve(layers);
+  for (size_t i = 0; i < layers; ++i)
+    call.add_layer(weights, int64_t(i) * kWeightsPerLayer, k_cache[i], v_cache[i],
+                   cos.has_value() && (rope.empty() || rope[i] != 0), windows.empty() ? 0 : windows[i]);
+  const std::optional<at::Tensor> final_norm = weights[layers * kWeightsPerLayer];
+  TORCH_CHECK_VALUE(final_norm.has_value(), op, ": the final norm, the last entry of weights, is missing");
+  return call.run(hidden, call.norm_weight("final_norm", *final_norm, call.hidden_size()));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(tle, CPU, m) {
+  m.impl("fused_transformer_layer", fused_transformer_layer);
+  m.impl("fused_decode_step", fused_decode_step);
+}
+
+}  // namespace tle
