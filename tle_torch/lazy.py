@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 __all__ = ["LazyTensor"]
 
-_data_setter = torch.Tensor.data.__set__
+_writes = (torch.Tensor.data.__set__, torch.Tensor.__setitem__)
 # What needs real memory and never reaches __torch_dispatch__.
 _needs_memory = (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.__deepcopy__,
                  torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.share_memory_)
@@ -46,12 +46,14 @@ class LazyTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is _data_setter or func is torch.Tensor.__setitem__:
+        if func in _writes:
             if isinstance(args[0], LazyTensor):
                 raise RuntimeError(args[0]._read_only)
         elif func in _needs_memory:
             args = tree_map(_materialized, args)
-        return super().__torch_function__(func, types, args, kwargs or {})
+        # The default would make the results LazyTensors too.
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):

@@ -37,7 +37,7 @@ from tle_torch.layers import (
     patched_class,
 )
 from tle_torch.ops import _C
-from tle_torch.progress import progress_of
+from tle_torch.progress import check_progress, progress_of
 from tle_torch.report import LeftAlone, Replaced, Report
 
 __all__ = ["disabled", "patch_model", "unpatch_model"]
@@ -88,6 +88,7 @@ def patch_model(
     weights.check_scheme(scheme)
     if isinstance(exclude, str):
         raise TypeError("exclude takes a sequence of patterns, got a string")
+    check_progress(progress)
     _check_devices(model)
     scan = _Scan(model, scheme, quantize_head, tuple(exclude))
     report = Report(scheme=scheme, isa=_C.isa(), threads=_C.get_num_threads(), left_alone=scan.left_alone)

@@ -8,10 +8,16 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["progress_of"]
+__all__ = ["check_progress", "progress_of"]
 
 # Below this a model is patched before anybody has read the bar.
 _WORTH_SHOWING = 2**30
+
+
+def check_progress(wanted: object) -> None:
+    """Raises TypeError unless `progress_of` can take it."""
+    if not callable(wanted) and wanted not in (True, False, None):
+        raise TypeError(f"progress must be True, False, None or a function, got {type(wanted).__name__}")
 
 
 @contextlib.contextmanager
@@ -23,16 +29,11 @@ def progress_of(
     Args:
         wanted: True or False: a bar on stderr, or nothing. None: a bar if `size` bytes are worth one. A function: it is
             called with (pieces begun before this one, total, name).
-
-    Raises:
-        TypeError: `wanted` is something else.
     """
     if callable(wanted):
         done = iter(range(total))
         yield lambda name: wanted(next(done), total, name)
         return
-    if wanted not in (True, False, None):
-        raise TypeError(f"progress must be True, False, None or a function, got {type(wanted).__name__}")
     if wanted is False or (wanted is None and size < _WORTH_SHOWING):
         yield lambda name: None
         return

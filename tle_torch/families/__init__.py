@@ -75,12 +75,12 @@ class Family:
     def is_made_of(self, module: torch.nn.Module, part: str) -> bool:
         """Whether `module` is this family's class for `part` ("model", "layer", "attention" or "mlp")."""
         wanted = getattr(self, part)
-        for cls in type(module).__mro__:
+        # A patched class stands on the original one.
+        for cls in getattr(type(module), "__tle_base__", type(module)).__mro__:
             if cls.__module__ == self.module and cls.__qualname__ == wanted:
                 return True
-            # A patched class adds its forward on top of the original; a user's subclass with its own is another model.
-            if "forward" in vars(cls) and not hasattr(cls, "__tle_base__"):
-                return False
+            if "forward" in vars(cls):
+                return False  # a user's subclass that computes something of its own
         return False
 
 
