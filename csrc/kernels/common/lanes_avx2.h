@@ -38,6 +38,19 @@ static inline __m256 canonical_half(__m256 a) {
   return _mm256_blendv_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC00000)), _mm256_cmp_ps(a, a, _CMP_UNORD_Q));
 }
 static inline f32x16 canonical(f32x16 a) { return {canonical_half(a.lo), canonical_half(a.hi)}; }
+static inline f32x16 copy_sign(f32x16 a, f32x16 b) {
+  const __m256 sign = _mm256_castsi256_ps(_mm256_set1_epi32(int(0x80000000u)));
+  return {_mm256_or_ps(_mm256_andnot_ps(sign, a.lo), _mm256_and_ps(sign, b.lo)),
+          _mm256_or_ps(_mm256_andnot_ps(sign, a.hi), _mm256_and_ps(sign, b.hi))};
+}
+static inline f32x16 select_equal(f32x16 a, f32x16 b, f32x16 x, f32x16 y) {
+  return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_EQ_OQ)),
+          _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_EQ_OQ))};
+}
+static inline f32x16 select_less(f32x16 a, f32x16 b, f32x16 x, f32x16 y) {
+  return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+          _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+}
 
 static inline f32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 static inline void store(float* p, f32x16 a) {
@@ -114,6 +127,19 @@ static inline void store(int32_t* p, i32x16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), a.hi);
 }
 
+// Exact, so in any order.
+static inline int32_t reduce_add(i32x16 a) {
+  const __m256i eight = _mm256_add_epi32(a.lo, a.hi);
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xB1)));
+}
+static inline int32_t reduce_max(i32x16 a) {
+  const __m256i eight = _mm256_max_epi32(a.lo, a.hi);
+  const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4E));
+  return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xB1)));
+}
 }  // namespace
 }  // namespace tle
 

@@ -39,6 +39,20 @@ static inline f32x16 canonical(f32x16 a) {
                                _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000)))};
 }
 
+// The magnitude of a with the sign of b.
+static inline f32x16 copy_sign(f32x16 a, f32x16 b) {
+  const __m512i sign = _mm512_and_si512(_mm512_castps_si512(b.v), _mm512_set1_epi32(int(0x80000000u)));
+  return {_mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(abs(a).v), sign))};
+}
+// a == b ? x : y
+static inline f32x16 select_equal(f32x16 a, f32x16 b, f32x16 x, f32x16 y) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ), y.v, x.v)};
+}
+// a < b ? x : y
+static inline f32x16 select_less(f32x16 a, f32x16 b, f32x16 x, f32x16 y) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
+}
+
 static inline f32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 static inline void store(float* p, f32x16 a) { _mm512_storeu_ps(p, a.v); }
 static inline f32x16 load_bf16(const uint16_t* p) {
@@ -113,6 +127,9 @@ static inline i32x16 abs_bits(f32x16 a) {
 static inline i32x16 max(i32x16 a, i32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
 static inline void store(int32_t* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
 
+// Exact, so in any order.
+static inline int32_t reduce_add(i32x16 a) { return _mm512_reduce_add_epi32(a.v); }
+static inline int32_t reduce_max(i32x16 a) { return _mm512_reduce_max_epi32(a.v); }
 }  // namespace
 }  // namespace tle
 

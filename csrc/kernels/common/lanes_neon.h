@@ -68,6 +68,22 @@ static inline f32x16 canonical(f32x16 a) {
   for (int i = 0; i < 4; ++i) r.v[i] = canonical_quarter(a.v[i]);
   return r;
 }
+static inline f32x16 copy_sign(f32x16 a, f32x16 b) {
+  const uint32x4_t sign = vdupq_n_u32(0x80000000u);
+  f32x16 r;
+  for (int i = 0; i < 4; ++i) r.v[i] = vbslq_f32(sign, b.v[i], a.v[i]);
+  return r;
+}
+static inline f32x16 select_equal(f32x16 a, f32x16 b, f32x16 x, f32x16 y) {
+  f32x16 r;
+  for (int i = 0; i < 4; ++i) r.v[i] = vbslq_f32(vceqq_f32(a.v[i], b.v[i]), x.v[i], y.v[i]);
+  return r;
+}
+static inline f32x16 select_less(f32x16 a, f32x16 b, f32x16 x, f32x16 y) {
+  f32x16 r;
+  for (int i = 0; i < 4; ++i) r.v[i] = vbslq_f32(vcltq_f32(a.v[i], b.v[i]), x.v[i], y.v[i]);
+  return r;
+}
 
 static inline f32x16 load(const float* p) {
   return {{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}};
@@ -176,6 +192,13 @@ static inline void store(int32_t* p, i32x16 a) {
   for (int i = 0; i < 4; ++i) vst1q_s32(p + 4 * i, a.v[i]);
 }
 
+// Exact, so in any order.
+static inline int32_t reduce_add(i32x16 a) {
+  return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3])));
+}
+static inline int32_t reduce_max(i32x16 a) {
+  return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.v[0], a.v[1]), vmaxq_s32(a.v[2], a.v[3])));
+}
 }  // namespace
 }  // namespace tle
 #include "csrc/kernels/common/lanes_shared.h"

@@ -1,0 +1,402 @@
+// attention on the 16 canonical lanes; include after one of common/lanes_*.h and after
+//
+//   kGroup                   rows that go through both products together
+//   kDotRows, kDotKeys[r]    the tile of q k: r = 1 .. kDotRows rows x kDotKeys[r] keys, whose lanes fit in registers;
+//                            kDotKeys[r] divides 16
+//   kValueLanes[r]           the tile of p v: r = 1 .. kGroup rows x kValueLanes[r] x 16 columns
+//   kDirectRows              with more rows than this, 16-bit keys and values are widened once into a buffer
+//
+// A block of keys goes through three passes: scores of all rows, softmax row by row, and the weighted sum of the values.
+// The scores lie in [rows][kScoreStride], one column for each key of the block of any row (rows may start at
+// different keys). A key that is none of the row's, or that is skipped, gets the weight kSkipped: the values of a group of
+// rows are multiplied without looking where every row has every key, and row by row elsewhere.
+#pragma once
+
+#include "csrc/kernels/attention/attention.h"
+#include "csrc/kernels/attention/merge_lanes.h"
+
+namespace tle {
+namespace {
+
+constexpr int64_t kScoreStride = kAttentionBlock + kAttentionSpread + 64;
+constexpr int64_t kSubBlock = 64;  // keys or values that are widened, or stay in the first cache, at a time
+constexpr float kSkipped = -1.0f;  // no exp is negative
+constexpr float kLane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+static inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// [rows, d] in fp32, each row padded with zeros to whole lanes.
+template <DType T>
+static inline void widen(const typename Element<T>::type* from, int64_t stride, int64_t rows, int64_t d, float* to) {
+  const int64_t whole = d / 16 * 16, padded = (d + 15) / 16 * 16;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < whole; i += 16) store(to + r * padded + i, load_as<T>(from + r * stride, i));
+    if (whole < d) store(to + r * padded + whole, load_tail<T>(from + r * stride, whole, d - whole));
+  }
+}
+
+// The dot products of kRows rows with 16 keys, d padded to whole lanes.
+template <DType T, int kRows>
+static inline void dot_16_keys(const float* q, const typename Element<T>::type* k, int64_t k_stride, int64_t d,
+                               float* scores) {
+  if constexpr (kRows > kDotRows) {
+    dot_16_keys<T, kDotRows>(q, k, k_stride, d, scores);
+    dot_16_keys<T, kRows - kDotRows>(q + kDotRows * d, k, k_stride, d, scores + kDotRows * kScoreStride);
+  } else {
+    constexpr int kKeys = kDotKeys[kRows];
+    constexpr bool kOneTree = kRows * kKeys == 16;  // a tile is what one tree adds up
+    f32x16 lanes[kOneTree ? 1 : kRows][16];
+    for (int first = 0; first < 16; first += kKeys) {
+      f32x16 acc[kRows * kKeys];
+      for (f32x16& x : acc) x = zero();
+      for (int64_t i = 0; i < d; i += 16) {
+        f32x16 keys[kKeys];
+        for (int j = 0; j < kKeys; ++j) keys[j] = load_as<T>(k + (first + j) * k_stride, i);
+        for (int r = 0; r < kRows; ++r) {
+          const f32x16 query = load(q + r * d + i);
+          for (int j = 0; j < kKeys; ++j) acc[r * kKeys + j] = fma(query, keys[j], acc[r * kKeys + j]);
+        }
+      }
+      if constexpr (kOneTree) {
+        float sums[16];
+        store(sums, reduce_add_16(acc));
+        for (int r = 0; r < kRows; ++r)
+          memcpy(scores + r * kScoreStride + first, sums + r * kKeys, kKeys * sizeof(float));
+      } else {
+        for (int r = 0; r < kRows; ++r)
+          for (int j = 0; j < kKeys; ++j) lanes[r][first + j] = acc[r * kKeys + j];
+      }
+    }
+    if constexpr (!kOneTree)
+      for (int r = 0; r < kRows; ++r) store(scores + r * kScoreStride, reduce_add_16(lanes[r]));
+  }
+}
+
+// Columns of the scores: of a group, those that any of its rows has and those that all have (core); of a kernel's call, all.
+struct Columns {
+  int64_t low, high, core_low, core_high;
+};
+
+// acc[r][column] += p[r][i] v[i][column] for the group's columns of scores in first .. last - 1, i increasing.
+template <DType T, int kRows, int kLanes>
+static inline void add_values_tile(const float* p, const typename Element<T>::type* v, int64_t v_stride, int64_t low,
+                                   int64_t core_low, int64_t core_high, int64_t high, float* acc, int64_t acc_stride) {
+  f32x16 sum[kRows][kLanes];
+  for (int r = 0; r < kRows; ++r)
+    for (int c = 0; c < kLanes; ++c) sum[r][c] = load(acc + r * acc_stride + 16 * c);
+  auto some_rows = [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) {
+      for (int r = 0; r < kRows; ++r) {
+        const float weight = p[r * kScoreStride + i];
+        if (weight < 0.0f) continue;
+        for (int c = 0; c < kLanes; ++c)
+          sum[r][c] = fma(set1(weight), load_as<T>(v + i * v_stride, 16 * c), sum[r][c]);
+      }
+    }
+  };
+  some_rows(low, core_low);
+  for (int64_t i = core_low; i < core_high; ++i) {
+    f32x16 values[kLanes];
+    for (int c = 0; c < kLanes; ++c) values[c] = load_as<T>(v + i * v_stride, 16 * c);
+    for (int r = 0; r < kRows; ++r) {
+      const f32x16 weight = set1(p[r * kScoreStride + i]);
+      for (int c = 0; c < kLanes; ++c) sum[r][c] = fma(weight, values[c], sum[r][c]);
+    }
+  }
+  some_rows(core_high, high);
+  for (int r = 0; r < kRows; ++r)
+    for (int c = 0; c < kLanes; ++c) store(acc + r * acc_stride + 16 * c, sum[r][c]);
+}
+
+// All dv columns (padded to whole lanes): the widest tile, then narrower ones for what remains.
+template <DType T, int kRows, int kLanes>
+static inline void add_values(const float* p, const typename Element<T>::type* v, int64_t v_stride, const Columns& c,
+                              int64_t first, int64_t last, float* acc, int64_t dv, int64_t from) {
+  const int64_t low = at_least(c.low, first), high = at_most(c.high, last);
+  const int64_t core_low = at_most(at_least(c.core_low, low), high);
+  const int64_t core_high = at_most(at_least(c.core_high, core_low), high);
+  for (; from + 16 * kLanes <= dv; from += 16 * kLanes)
+    add_values_tile<T, kRows, kLanes>(p, v + from, v_stride, low, core_low, core_high, high, acc + from, dv);
+  if constexpr (kLanes > 1) add_values<T, kRows, kLanes / 2>(p, v, v_stride, c, first, last, acc, dv, from);
+}
+
+// What the mask adds to n scores: -inf where the key is not allowed. i: the mask's element for the first key.
+template <class E, class Convert>
+static inline void mask_bias_as(const void* mask, int64_t i, int64_t stride, int64_t n, float* bias, Convert convert) {
+  const E* from = static_cast<const E*>(mask) + i;
+  for (int64_t key = 0; key < n; key += 16) {
+    E elements[16] = {};
+    const int64_t count = at_most(16, n - key);
+    if (stride == 1) memcpy(elements, from + key, size_t(count) * sizeof(E));
+    else for (int64_t j = 0; j < count; ++j) elements[j] = from[(key + j) * stride];
+    convert(elements, bias + key);
+  }
+}
+
+static inline void mask_bias(const AttentionMask& mask, int64_t i, int64_t n, float* bias) {
+  switch (mask.kind) {
+    case MaskKind::kNone: return;
+    case MaskKind::kBool:
+      return mask_bias_as<uint8_t>(mask.data, i, mask.key_stride, n, bias, [](const uint8_t* from, float* to) {
+        for (int j = 0; j < 16; ++j) to[j] = from[j] ? 0.0f : -INFINITY;
+      });
+    case MaskKind::kF32:
+      return mask_bias_as<float>(mask.data, i, mask.key_stride, n, bias,
+                                 [](const float* from, float* to) { store(to, load(from)); });
+    case MaskKind::kBF16:
+      return mask_bias_as<uint16_t>(mask.data, i, mask.key_stride, n, bias,
+                                    [](const uint16_t* from, float* to) { store(to, load_bf16(from)); });
+    case MaskKind::kF16:
+      return mask_bias_as<uint16_t>(mask.data, i, mask.key_stride, n, bias,
+                                    [](const uint16_t* from, float* to) { store(to, load_f16(from)); });
+  }
+}
+
+struct RowSum {
+  float max, sum;  // sum 0: no keys
+  bool skips;      // some of the keys are skipped
+};
+
+// n > 0 dot products become the weights p; where a key is skipped, and behind the last key up to whole lanes, kSkipped.
+static inline RowSum softmax_row(float* s, int64_t n, float scale, float softcap, const float* bias) {
+  const f32x16 minus_infinity = set1(-INFINITY), lane = load(kLane);
+  f32x16 max = minus_infinity, min = zero();
+  for (int64_t i = 0; i < n; i += 16) {
+    f32x16 x = mul(load(s + i), set1(scale));
+    if (softcap > 0.0f) {
+      const f32x16 y = div(x, set1(softcap)), t = exp(mul(set1(-2.0f), abs(y)));
+      x = mul(set1(softcap), copy_sign(div(sub(set1(1.0f), t), add(set1(1.0f), t)), y));
+    }
+    if (bias != nullptr) {
+      const f32x16 added = load(bias + i);
+      x = select_equal(added, minus_infinity, added, add(x, added));
+    }
+    f32x16 low = x;
+    if (n - i < 16) {
+      const f32x16 left = set1(float(n - i));
+      x = select_less(lane, left, x, minus_infinity);
+      low = select_less(lane, left, low, zero());
+    }
+    max = max_gt(x, max);
+    min = min_lt(low, min);
+    store(s + i, x);
+  }
+  float maxima[16], minima[16];
+  store(maxima, max);
+  store(minima, min);
+  RowSum row = {-INFINITY, 0.0f, false};
+  for (int j = 0; j < 16; ++j) {
+    row.max = maxima[j] > row.max ? maxima[j] : row.max;
+    row.skips = row.skips || minima[j] == -INFINITY;
+  }
+  if (row.max == -INFINITY) {
+    // Every score is -inf or NaN. Without a NaN the row has no keys here.
+    bool any = false;
+    for (int64_t i = 0; i < n; ++i) any = any || s[i] != -INFINITY;
+    if (!any) {
+      for (int64_t i = 0; i < n; i += 16) store(s + i, set1(kSkipped));
+      return row;
+    }
+  }
+  const f32x16 m = set1(row.max);
+  f32x16 sum = zero();
+  for (int64_t i = 0; i < n; i += 16) {
+    const f32x16 x = load(s + i);
+    const f32x16 p = exp(sub(x, m));  // +0 for a skipped key: adds nothing
+    sum = add(sum, p);
+    store(s + i, select_equal(x, minus_infinity, set1(kSkipped), p));
+  }
+  row.sum = reduce_add(sum);
+  return row;
+}
+
+// One call: the buffers of its workspace, and where each row's keys of the current block lie among the columns.
+template <DType T>
+struct AttentionTile {
+  using E = typename Element<T>::type;
+
+  explicit AttentionTile(const AttentionArgs& args)
+      : a(args),
+        rows(args.heads * args.queries),
+        d((args.d + 15) / 16 * 16),
+        dv((args.dv + 15) / 16 * 16),
+        wide_keys(args.d != d || (T != DType::kF32 && rows > kDirectRows)),
+        wide_values(args.dv != dv || (T != DType::kF32 && rows > kDirectRows)),
+        q(static_cast<float*>(args.workspace)),
+        scores(q + rows * d),
+        block_acc(scores + rows * kScoreStride),
+        keys(block_acc + rows * dv),
+        values(keys + kSubBlock * d),
+        bias(values + kSubBlock * dv) {}
+
+  const E* k(int64_t column) const { return static_cast<const E*>(a.k) + (first_key + column) * a.k_stride; }
+  const E* v(int64_t column) const { return static_cast<const E*>(a.v) + (first_key + column) * a.v_stride; }
+
+  // Sets the columns for block b. False: no row has keys there.
+  bool place(int64_t b) {
+    first_key = INT64_MAX;
+    int64_t last_key = INT64_MIN;
+    for (int64_t r = 0; r < rows; ++r) {
+      low[r] = a.begin[r] + b * kAttentionBlock;
+      high[r] = at_most(low[r] + kAttentionBlock, a.end[r]);
+      if (low[r] >= high[r]) continue;
+      first_key = at_most(first_key, low[r]);
+      last_key = at_least(last_key, high[r]);
+    }
+    if (first_key >= last_key) return false;
+    columns = last_key - first_key;
+    for (int64_t r = 0; r < rows; ++r) {
+      low[r] -= first_key;
+      high[r] -= first_key;
+    }
+    return true;
+  }
+
+  Columns group_columns(int64_t first, int64_t count) const {
+    Columns c = {INT64_MAX, INT64_MIN, INT64_MIN, INT64_MAX};
+    for (int64_t r = first; r < first + count; ++r) {
+      if (low[r] < high[r]) {
+        c.low = at_most(c.low, low[r]);
+        c.high = at_least(c.high, high[r]);
+      }
+      c.core_low = at_least(c.core_low, low[r]);
+      c.core_high = at_most(c.core_high, high[r]);
+    }
+    return c;
+  }
+
+  template <int kRows>
+  void group_scores(int64_t row, int64_t first, int64_t last) const {
+    const Columns c = group_columns(row, kRows);
+    for (int64_t i = at_least(c.low, first) / 16 * 16; i < at_most(c.high, last); i += 16) {
+      float* to = scores + row * kScoreStride + i;
+      if (wide_keys || i + 16 > columns) {
+        dot_16_keys<DType::kF32, kRows>(q + row * d, keys + (i - first) * d, d, d, to);
+      } else {
+        dot_16_keys<T, kRows>(q + row * d, k(i), a.k_stride, d, to);
+      }
+    }
+  }
+
+  void block_scores() const {
+    for (int64_t first = 0; first < columns; first += kSubBlock) {
+      const int64_t last = at_most(first + kSubBlock, columns), whole = first + (last - first) / 16 * 16;
+      // The last few keys are widened in any case, because the products take 16 at a time.
+      const int64_t from = wide_keys ? first : whole;
+      widen<T>(k(from), a.k_stride, last - from, a.d, keys + (from - first) * d);
+      if (last > whole)
+        for (int64_t i = (last - first) * d; i < (whole + 16 - first) * d; i += 16) store(keys + i, zero());
+      int64_t row = 0;
+      for (; row + kGroup <= rows; row += kGroup) group_scores<kGroup>(row, first, last);
+      switch (rows - row) {
+        case 3: group_scores<3>(row, first, last); break;
+        case 2: group_scores<2>(row, first, last); break;
+        case 1: group_scores<1>(row, first, last); break;
+      }
+    }
+  }
+
+  // Weights and sums of a group's rows; narrows the core if a row skips keys.
+  void group_softmax(int64_t first, int64_t count, Columns& c) {
+    for (int64_t r = first; r < first + count; ++r) {
+      float* s = scores + r * kScoreStride;
+      block_sums[r] = {-INFINITY, 0.0f, true};
+      if (low[r] < high[r]) {
+        const float* added = nullptr;
+        if (a.mask.kind != MaskKind::kNone) {
+          const int64_t at = r % a.heads * a.mask.head_stride + r / a.heads * a.mask.query_stride +
+                             (first_key + low[r]) * a.mask.key_stride;
+          // Heads that share their mask follow each other.
+          if (at != bias_at || high[r] - low[r] != bias_count) mask_bias(a.mask, at, high[r] - low[r], bias);
+          bias_at = at;
+          bias_count = high[r] - low[r];
+          added = bias;
+        }
+        block_sums[r] = softmax_row(s + low[r], high[r] - low[r], a.scale, a.softcap, added);
+        for (int64_t i = c.low; i < low[r]; ++i) s[i] = kSkipped;
+        for (int64_t i = high[r]; i < c.high; ++i) s[i] = kSkipped;
+      } else {
+        for (int64_t i = c.low; i < c.high; ++i) s[i] = kSkipped;
+      }
+      if (block_sums[r].skips) c.core_high = c.core_low;
+    }
+  }
+
+  template <int kRows>
+  void group_values(int64_t row, const Columns& c, int64_t first, int64_t last) const {
+    if (at_least(c.low, first) >= at_most(c.high, last)) return;
+    const float* p = scores + row * kScoreStride;
+    float* acc = block_acc + row * dv;
+    if (wide_values) {
+      add_values<DType::kF32, kRows, kValueLanes[kRows]>(p, values - first * dv, dv, c, first, last, acc, dv, 0);
+    } else {
+      add_values<T, kRows, kValueLanes[kRows]>(p, v(0), a.v_stride, c, first, last, acc, dv, 0);
+    }
+  }
+
+  void block_values() {
+    Columns of_group[kAttentionRows / kGroup + 1];
+    for (int64_t row = 0; row < rows; row += kGroup) {
+      const int64_t count = at_most(kGroup, rows - row);
+      of_group[row / kGroup] = group_columns(row, count);
+      group_softmax(row, count, of_group[row / kGroup]);
+    }
+    for (int64_t i = 0; i < rows * dv; i += 16) store(block_acc + i, zero());
+    for (int64_t first = 0; first < columns; first += kSubBlock) {
+      const int64_t last = at_most(first + kSubBlock, columns);
+      if (wide_values) widen<T>(v(first), a.v_stride, last - first, a.dv, values);
+      int64_t row = 0;
+      for (; row + kGroup <= rows; row += kGroup) group_values<kGroup>(row, of_group[row / kGroup], first, last);
+      switch (rows - row) {
+        case 3: group_values<3>(row, of_group[row / kGroup], first, last); break;
+        case 2: group_values<2>(row, of_group[row / kGroup], first, last); break;
+        case 1: group_values<1>(row, of_group[row / kGroup], first, last); break;
+      }
+    }
+  }
+
+  void run() {
+    for (int64_t r = 0; r < rows; ++r) {
+      const E* from = static_cast<const E*>(a.q) + r % a.heads * a.q_head_stride + r / a.heads * a.q_query_stride;
+      widen<T>(from, 0, 1, a.d, q + r * d);
+      a.max[r] = -INFINITY;
+      a.sum[r] = 0.0f;
+    }
+    for (int64_t b = a.first_block; b < a.last_block && place(b); ++b) {
+      block_scores();
+      block_values();
+      for (int64_t r = 0; r < rows; ++r)
+        merge_block(a.max + r, a.sum + r, a.acc + r * a.acc_stride, block_sums[r].max, block_sums[r].sum,
+                    block_acc + r * dv, dv);
+    }
+    for (int64_t r = 0; r < rows; ++r)
+      if (a.sum[r] == 0.0f)
+        for (int64_t i = 0; i < dv; i += 16) store(a.acc + r * a.acc_stride + i, zero());
+  }
+
+  const AttentionArgs& a;
+  const int64_t rows, d, dv;  // d, dv: rounded up to whole lanes
+  const bool wide_keys, wide_values;
+  float* const q;
+  float* const scores;
+  float* const block_acc;
+  float* const keys;
+  float* const values;
+  float* const bias;
+  int64_t first_key = 0, columns = 0;  // of the current block
+  int64_t low[kAttentionRows], high[kAttentionRows];
+  RowSum block_sums[kAttentionRows];
+  int64_t bias_at = -1, bias_count = 0;
+};
+
+static inline void attention_lanes(const AttentionArgs& a) {
+  switch (a.dtype) {
+    case DType::kF32: return AttentionTile<DType::kF32>(a).run();
+    case DType::kBF16: return AttentionTile<DType::kBF16>(a).run();
+    case DType::kF16: return AttentionTile<DType::kF16>(a).run();
+  }
+}
+
+}  // namespace
+}  // namespace tle

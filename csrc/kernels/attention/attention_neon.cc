@@ -1,0 +1,21 @@
+#include "csrc/kernels/common/lanes_neon.h"
+
+namespace tle {
+namespace {
+
+// 16 of the 32 registers accumulate (a value of 16 lanes takes four).
+constexpr int kGroup = 4, kDotRows = 2;
+constexpr int kDotKeys[] = {0, 4, 2};
+constexpr int kValueLanes[] = {0, 4, 2, 1, 1};
+constexpr int kDirectRows = 8;
+
+}  // namespace
+}  // namespace tle
+
+#include "csrc/kernels/attention/attention_lanes.h"
+
+namespace tle {
+
+void attention_neon(const AttentionArgs& a) { attention_lanes(a); }
+
+}  // namespace tle
