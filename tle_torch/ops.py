@@ -50,13 +50,13 @@ def _(x, weight, out_features, bias=None):
 @_fake("quantize_linear_weight")
 def _(weight, scheme, group_size=0):
     n, k = weight.shape
-    return weight.new_empty([_C.packed_bytes(scheme, n, k)], dtype=torch.uint8)
+    return weight.new_empty([_C.packed_bytes(scheme, n, k, group_size)], dtype=torch.uint8)
 
 
 @_fake("pack_linear_weight")
-def _(codes, scales, scheme):
+def _(codes, scales, scheme, minima=None):
     n, k = codes.shape
-    return codes.new_empty([_C.packed_bytes(scheme, n, k)], dtype=torch.uint8)
+    return codes.new_empty([_C.packed_bytes(scheme, n, k, wide=scales.dtype == torch.float32)], dtype=torch.uint8)
 
 
 @_fake("dequantize_linear_weight")
@@ -65,8 +65,9 @@ def _(packed, out_features, in_features, dtype=torch.float32):
 
 
 @_fake("quantize_rows")
-def _(x):
-    return x.new_empty(x.shape, dtype=torch.int8), x.new_empty(x.shape[:-1], dtype=torch.float32)
+def _(x, group_size=0):
+    groups = [-(-x.shape[-1] // group_size)] if group_size else []
+    return x.new_empty(x.shape, dtype=torch.int8), x.new_empty([*x.shape[:-1], *groups], dtype=torch.float32)
 
 
 @_fake("fused_mlp")

@@ -13,7 +13,7 @@ namespace tle {
 namespace {
 
 constexpr int64_t kMaxRows = 512;         // tokens (over the batch) that go through the layers at once
-constexpr int64_t kStagesPerLayer = 16;
+constexpr int64_t kStagesPerLayer = 24;  // 11, and more where the weights of a layer want differently quantised rows
 
 const void* advance(const void* p, int64_t elements, DType t) {
   return static_cast<const char*>(p) + elements * dtype_size(t);

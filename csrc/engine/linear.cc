@@ -49,6 +49,7 @@ Block block_of(const LinearWeight& w, const Grid& g, int64_t rows, int64_t unit)
 // The kernels of a call, looked up once.
 struct Kernels {
   LinearW8Fn* w8 = linear_w8_table.get();
+  LinearGroupFn* group = linear_group_table.get();
   LinearDenseFn* dense = linear_dense_table.get();
   SwigluFn* swiglu = swiglu_table.get();
 };
@@ -58,45 +59,85 @@ const void* offset(const void* p, int64_t elements, DType t) {
 }
 void* offset(void* p, int64_t elements, DType t) { return static_cast<char*>(p) + elements * dtype_size(t); }
 
+void compute_w8(const Kernels& kernels, const Activation& x, const LinearWeight& w, const LinearOut& out, const Block& b) {
+  const PackedLayout l = layout_of(w.header);
+  const QuantizedRows& q = x.with_group(0);
+  LinearW8Args a;
+  a.panels = static_cast<const uint8_t*>(w.data) + sizeof(PackedHeader) + b.channel / kPanelChannels * l.panel_stride;
+  a.panel_stride = l.panel_stride;
+  a.scale_offset = l.scale_offset;
+  a.lines = l.lines;
+  a.n = b.channels;
+  a.x = q.codes + b.row * q.code_stride;
+  a.x_stride = q.code_stride;
+  a.x_scale = q.scales + b.row;
+  a.x_sum = q.sums + b.row;
+  a.rows = b.rows;
+  a.bias = offset(w.bias, b.channel, w.bias_dtype);
+  a.bias_dtype = w.bias_dtype;
+  a.out = offset(out.out, b.row * out.stride + b.channel, out.dtype);
+  a.out_stride = out.stride;
+  a.out_dtype = out.dtype;
+  kernels.w8(a);
+}
+
+DType dtype_of(ScaleType t) {
+  return t == ScaleType::kF32 ? DType::kF32 : t == ScaleType::kF16 ? DType::kF16 : DType::kBF16;
+}
+
+void compute_group(const Kernels& kernels, const Activation& x, const LinearWeight& w, const LinearOut& out, const Block& b) {
+  const PackedLayout l = layout_of(w.header);
+  const QuantizedRows& q = x.with_group(w.header.act_group);
+  const int64_t groups = ceil_div(w.k, w.header.act_group);
+  LinearGroupArgs a;
+  a.panels = static_cast<const uint8_t*>(w.data) + sizeof(PackedHeader) + b.channel / kPanelChannels * l.panel_stride;
+  a.panel_stride = l.panel_stride;
+  a.scale_offset = l.scale_offset;
+  a.min_offset = l.min_offset;
+  a.k = w.k;
+  a.group = w.header.act_group;
+  a.n = b.channels;
+  a.codes = w.header.scheme == Scheme::kW8A8   ? GroupCodes::kInt8
+            : w.header.scheme == Scheme::kW4A8 ? GroupCodes::kInt4
+                                               : GroupCodes::kInt4Min;
+  a.channel_scale = w.header.group == 0;
+  a.scale_type = dtype_of(w.header.scale_type);
+  a.x = q.codes + b.row * q.code_stride;
+  a.x_stride = q.code_stride;
+  a.x_scale = q.scales + b.row * groups;
+  a.x_sum = q.sums + b.row * groups;
+  a.rows = b.rows;
+  a.bias = offset(w.bias, b.channel, w.bias_dtype);
+  a.bias_dtype = w.bias_dtype;
+  a.out = offset(out.out, b.row * out.stride + b.channel, out.dtype);
+  a.out_stride = out.stride;
+  a.out_dtype = out.dtype;
+  kernels.group(a);
+}
+
+void compute_dense(const Kernels& kernels, const Activation& x, const LinearWeight& w, const LinearOut& out, const Block& b) {
+  LinearDenseArgs a;
+  a.x = offset(x.x, b.row * x.stride, x.dtype);
+  a.w = offset(w.data, b.channel * w.row_stride, w.dtype);
+  a.bias = offset(w.bias, b.channel, w.bias_dtype);
+  a.out = offset(out.out, b.row * out.stride + b.channel, out.dtype);
+  a.rows = b.rows;
+  a.n = b.channels;
+  a.k = w.k;
+  a.x_stride = x.stride;
+  a.w_stride = w.row_stride;
+  a.out_stride = out.stride;
+  a.dtype = w.dtype;
+  a.bias_dtype = w.bias_dtype;
+  a.out_dtype = out.dtype;
+  kernels.dense(a);
+}
+
 // out[row .. , channel ..] for one block.
 void compute(const Kernels& kernels, const Activation& x, const LinearWeight& w, const LinearOut& out, const Block& b) {
-  void* to = offset(out.out, b.row * out.stride + b.channel, out.dtype);
-  if (w.packed) {
-    const PackedLayout l = layout_of(w.header);
-    LinearW8Args a;
-    a.panels = static_cast<const uint8_t*>(w.data) + sizeof(PackedHeader) + b.channel / kPanelChannels * l.panel_stride;
-    a.panel_stride = l.panel_stride;
-    a.scale_offset = l.scale_offset;
-    a.lines = l.lines;
-    a.n = b.channels;
-    a.x = x.codes + b.row * x.code_stride;
-    a.x_stride = x.code_stride;
-    a.x_scale = x.scales + b.row;
-    a.x_sum = x.sums + b.row;
-    a.rows = b.rows;
-    a.bias = offset(w.bias, b.channel, w.bias_dtype);
-    a.bias_dtype = w.bias_dtype;
-    a.out = to;
-    a.out_stride = out.stride;
-    a.out_dtype = out.dtype;
-    kernels.w8(a);
-  } else {
-    LinearDenseArgs a;
-    a.x = offset(x.x, b.row * x.stride, x.dtype);
-    a.w = offset(w.data, b.channel * w.row_stride, w.dtype);
-    a.bias = offset(w.bias, b.channel, w.bias_dtype);
-    a.out = to;
-    a.rows = b.rows;
-    a.n = b.channels;
-    a.k = w.k;
-    a.x_stride = x.stride;
-    a.w_stride = w.row_stride;
-    a.out_stride = out.stride;
-    a.dtype = w.dtype;
-    a.bias_dtype = w.bias_dtype;
-    a.out_dtype = out.dtype;
-    kernels.dense(a);
-  }
+  if (!w.packed) return compute_dense(kernels, x, w, out, b);
+  if (w.header.act_group == 0) return compute_w8(kernels, x, w, out, b);
+  compute_group(kernels, x, w, out, b);
 }
 
 int64_t traffic(const LinearWeight& w, int64_t rows) { return w.bytes() * std::max<int64_t>(1, rows / 8); }
@@ -130,27 +171,37 @@ int64_t LinearWeight::bytes() const {
   return packed ? layout_of(header).total_bytes : n * k * dtype_size(dtype);
 }
 
+const QuantizedRows& Activation::with_group(int32_t group) const {
+  return quantized[std::find(std::begin(kGroups), std::end(kGroups), group) - std::begin(kGroups)];
+}
+
 void add_quantize(Program& program, Activation& x, const LinearWeight* const* weights, int count) {
-  if (x.codes != nullptr || std::none_of(weights, weights + count, [](const LinearWeight* w) { return w->packed; })) return;
-  x.code_stride = ceil_div(x.k, 64) * 64;
-  x.codes = program.scratch<int8_t>(x.rows * x.code_stride);
-  x.scales = program.scratch<float>(x.rows);
-  x.sums = program.scratch<int32_t>(x.rows);
-  QuantizeStage stage;
-  stage.args = {x.x, x.codes, x.scales, x.sums, x.rows, x.k, x.stride, x.code_stride, x.dtype};
-  stage.fn = quantize_rows_table.get();
-  stage.rows_per_unit = std::max<int64_t>(1, 8192 / std::max<int64_t>(1, x.k));
-  const int64_t units = ceil_div(x.rows, stage.rows_per_unit);
-  program.add(stage, units, x.rows * x.k * dtype_size(x.dtype), +[](const QuantizeStage& s, int64_t unit, int) {
-    QuantizeRowsArgs a = s.args;
-    const int64_t first = unit * s.rows_per_unit;
-    a.rows = std::min(s.rows_per_unit, a.rows - first);
-    a.x = offset(a.x, first * a.x_stride, a.dtype);
-    a.codes += first * a.code_stride;
-    a.scales += first;
-    a.sums += first;
-    s.fn(a);
-  });
+  for (int w = 0; w < count; ++w) {
+    if (!weights[w]->packed) continue;
+    const int32_t group = weights[w]->header.act_group;
+    QuantizedRows& q = const_cast<QuantizedRows&>(x.with_group(group));
+    if (q.codes != nullptr) continue;
+    const int64_t groups = group ? ceil_div(x.k, group) : 1;
+    q.code_stride = ceil_div(x.k, 64) * 64;
+    q.codes = program.scratch<int8_t>(x.rows * q.code_stride);
+    q.scales = program.scratch<float>(x.rows * groups);
+    q.sums = program.scratch<int32_t>(x.rows * groups);
+    QuantizeStage stage;
+    stage.args = {x.x, q.codes, q.scales, q.sums, x.rows, x.k, group, x.stride, q.code_stride, x.dtype};
+    stage.fn = quantize_rows_table.get();
+    stage.rows_per_unit = std::max<int64_t>(1, 8192 / std::max<int64_t>(1, x.k));
+    const int64_t units = ceil_div(x.rows, stage.rows_per_unit);
+    program.add(stage, units, x.rows * x.k * dtype_size(x.dtype), +[](const QuantizeStage& s, int64_t unit, int) {
+      QuantizeRowsArgs a = s.args;
+      const int64_t first = unit * s.rows_per_unit, groups = a.group ? ceil_div(a.k, a.group) : 1;
+      a.rows = std::min(s.rows_per_unit, a.rows - first);
+      a.x = offset(a.x, first * a.x_stride, a.dtype);
+      a.codes += first * a.code_stride;
+      a.scales += first * groups;
+      a.sums += first * groups;
+      s.fn(a);
+    });
+  }
 }
 
 void add_linears(Program& program, const Activation& x, const LinearWeight* const* weights, const LinearOut* outs, int count) {

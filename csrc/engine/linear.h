@@ -20,18 +20,27 @@ struct LinearWeight {
   int64_t bytes() const;
 };
 
-// Rows of activations: as they are, and quantised where a packed weight wants them so.
+// Rows quantised with one scale a row (group 0) or one for each group of k.
+struct QuantizedRows {
+  int8_t* codes = nullptr;  // [rows, code_stride]; null: not made
+  int64_t code_stride = 0;
+  float* scales = nullptr;  // [rows, groups]
+  int32_t* sums = nullptr;  // [rows, groups]
+};
+
+// Rows of activations: as they are, and quantised in the ways that the weights they meet want.
 struct Activation {
+  static constexpr int32_t kGroups[] = {0, 32, 64, 128};
+
   const void* x = nullptr;
   DType dtype = DType::kF32;
   int64_t rows = 0, k = 0, stride = 0;  // stride in elements
-  int8_t* codes = nullptr;
-  int64_t code_stride = 0;
-  float* scales = nullptr;
-  int32_t* sums = nullptr;
+  QuantizedRows quantized[4];           // by kGroups
+
+  const QuantizedRows& with_group(int32_t group) const;
 };
 
-// Adds the stage that quantises the rows, unless that was done or no weight of the list wants it.
+// Adds the stages that quantise the rows in every way that a weight of the list wants and that was not added before.
 void add_quantize(Program& program, Activation& x, const LinearWeight* const* weights, int count);
 
 struct LinearOut {

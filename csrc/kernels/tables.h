@@ -4,6 +4,7 @@
 #include "csrc/kernels/attention/attention.h"
 #include "csrc/kernels/attention_merge/attention_merge.h"
 #include "csrc/kernels/linear_dense/linear_dense.h"
+#include "csrc/kernels/linear_group/linear_group.h"
 #include "csrc/kernels/linear_w8/linear_w8.h"
 #include "csrc/kernels/quantize_rows/quantize_rows.h"
 #include "csrc/kernels/rms_norm/rms_norm.h"
@@ -16,6 +17,7 @@ namespace tle {
 extern KernelTable<AttentionFn> attention_table;
 extern KernelTable<AttentionMergeFn> attention_merge_table;
 extern KernelTable<LinearDenseFn> linear_dense_table;
+extern KernelTable<LinearGroupFn> linear_group_table;
 extern KernelTable<LinearW8Fn> linear_w8_table;
 extern KernelTable<QuantizeRowsFn> quantize_rows_table;
 extern KernelTable<RmsNormFn> rms_norm_table;

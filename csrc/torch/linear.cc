@@ -4,7 +4,10 @@
 #include <string.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 
+#include "csrc/kernels/common/scalar.h"
 #include "csrc/kernels/tables.h"
 #include "csrc/torch/checks.h"
 #include "csrc/torch/torch_headers.h"
@@ -31,75 +34,120 @@ std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
 
 // ---- weights ----
 
-// One panel of a float weight: 16 rows quantised by the row rule and packed.
+// What one panel of a float weight needs: 16 rows in fp32, their codes, scales and minima.
 struct PackStage {
-  QuantizeRowsArgs rows;
-  QuantizeRowsFn* quantize;
+  Rows const* rows;
+  DType dtype;
   PackedHeader header;
+  int64_t groups;
   uint8_t* packed;
-  int8_t* codes;  // [members][16][k]
-  float* scales;  // [members][16]
-  int32_t* sums;
+  float* values;    // [members][k]
+  int8_t* codes;    // [members][16][k]
+  float *scales, *mins;  // [members][16][groups]
+  std::atomic<bool>* too_small_or_large;
 };
+
+// fp16 keeps its precision only from 2^-14 to 65504; a zero is exact.
+bool fits_f16(float x) { return x == 0.0f || !(std::fabs(x) < 0x1p-14f || std::fabs(x) > 65504.0f); }
+
+void quantize_panel(const PackStage& s, int64_t panel, int member) {
+  const PackedHeader& h = s.header;
+  const int64_t first = panel * kPanelChannels, channels = std::min(kPanelChannels, h.n - first);
+  float* values = s.values + member * h.k;
+  int8_t* codes = s.codes + member * kPanelChannels * h.k;
+  float* scales = s.scales + member * kPanelChannels * s.groups;
+  float* mins = s.mins + member * kPanelChannels * s.groups;
+  for (int64_t c = 0; c < channels; ++c) {
+    for (int64_t k = 0; k < h.k; ++k) values[k] = scalar::load(s.dtype, s.rows->data, (first + c) * s.rows->stride + k);
+    quantize_channel(h, values, codes + c * h.k, scales + c * s.groups, mins + c * s.groups);
+    for (int64_t g = 0; g < s.groups && h.scale_type == ScaleType::kF16; ++g)
+      if (!fits_f16(scales[c * s.groups + g]) || (h.min_type != ScaleType::kNone && !fits_f16(mins[c * s.groups + g])))
+        s.too_small_or_large->store(true, std::memory_order_relaxed);
+  }
+  pack_panel(h, s.packed, panel, codes, h.k, scales, h.min_type == ScaleType::kNone ? nullptr : mins);
+}
 
 at::Tensor quantize_linear_weight(const at::Tensor& weight, c10::string_view scheme, int64_t group_size) {
   const char* op = "quantize_linear_weight";
   check_dim(op, "weight", weight, 2);
   const DType dtype = float_dtype(op, "weight", weight);
-  const SchemeInfo& info = scheme_of(std::string(scheme));
-  TORCH_CHECK_VALUE(group_size == 0, op, ": scheme ", info.name, " has one scale per channel; group_size must be 0, got ",
-                    group_size);
-  const int64_t n = weight.size(0), k = weight.size(1);
-  const PackedHeader header = make_header(info.scheme, n, k);
+  const SchemeSpec spec = parse_scheme(std::string(scheme), group_size);
+  PackedHeader header = make_header(spec, weight.size(0), weight.size(1));
   const PackedLayout layout = layout_of(header);
   at::Tensor packed = at::empty({layout.total_bytes}, weight.options().dtype(at::kByte));
-  memcpy(packed.mutable_data_ptr(), &header, sizeof header);
-  if (k == 0) return packed.slice(0, int64_t(sizeof header)).zero_(), packed;
-
   const Rows rows = rows_of(weight);
-  Program program(1);
-  const int members = program.members();
-  PackStage stage;
-  stage.rows = {rows.data, nullptr, nullptr, nullptr, n, k, rows.stride, k, dtype};
-  stage.quantize = quantize_rows_table.get();
-  stage.header = header;
-  stage.packed = packed.mutable_data_ptr<uint8_t>();
-  stage.codes = program.scratch<int8_t>(members * kPanelChannels * k);
-  stage.scales = program.scratch<float>(members * kPanelChannels);
-  stage.sums = program.scratch<int32_t>(members * kPanelChannels);
-  program.add(stage, layout.panels, weight.numel() * dtype_size(dtype), +[](const PackStage& s, int64_t panel, int member) {
-    QuantizeRowsArgs a = s.rows;
-    const int64_t first = panel * kPanelChannels;
-    a.rows = std::min(kPanelChannels, a.rows - first);
-    a.x = static_cast<const char*>(a.x) + first * a.x_stride * dtype_size(a.dtype);
-    a.codes = s.codes + member * kPanelChannels * a.k;
-    a.scales = s.scales + member * kPanelChannels;
-    a.sums = s.sums + member * kPanelChannels;
-    s.quantize(a);
-    pack_panel_w8(s.header, s.packed, panel, a.codes - first * a.k, a.k, a.scales - first);
-  });
-  program.run();
+  // Grouped scales are fp16, as GGUF has them, or bf16 for the whole tensor where one of them is outside fp16's normal range.
+  for (bool again = true; again;) {
+    Program program(1);
+    const int64_t members = program.members();
+    std::atomic<bool> outside{false};
+    PackStage stage;
+    stage.rows = &rows;
+    stage.dtype = dtype;
+    stage.header = header;
+    stage.groups = layout.groups;
+    stage.packed = packed.mutable_data_ptr<uint8_t>();
+    stage.values = program.scratch<float>(members * header.k);
+    stage.codes = program.scratch<int8_t>(members * kPanelChannels * header.k);
+    stage.scales = program.scratch<float>(members * kPanelChannels * layout.groups);
+    stage.mins = program.scratch<float>(members * kPanelChannels * layout.groups);
+    stage.too_small_or_large = &outside;
+    program.add(stage, layout.panels, weight.numel() * dtype_size(dtype), quantize_panel);
+    program.run();
+    again = outside;
+    memcpy(packed.mutable_data_ptr(), &header, sizeof header);
+    header.scale_type = ScaleType::kBF16;
+    if (header.min_type != ScaleType::kNone) header.min_type = ScaleType::kBF16;
+  }
   return packed;
 }
 
-at::Tensor pack_linear_weight(const at::Tensor& codes, const at::Tensor& scales, c10::string_view scheme) {
+at::Tensor pack_linear_weight(const at::Tensor& codes, const at::Tensor& scales, c10::string_view scheme,
+                              const std::optional<at::Tensor>& minima) {
   const char* op = "pack_linear_weight";
   check_dtype(op, "codes", codes, at::kChar);
   check_dim(op, "codes", codes, 2);
-  check_dtype(op, "scales", scales, at::kFloat);
-  check_dim(op, "scales", scales, 1);
-  check_size(op, "scales", scales, 0, codes.size(0), "one per row of codes");
-  const int64_t n = codes.size(0), k = codes.size(1);
-  const at::Tensor dense = codes.contiguous(), s = scales.contiguous();
-  const int8_t* data = dense.const_data_ptr<int8_t>();
-  TORCH_CHECK_VALUE(k <= kMaxKFullRange || std::find(data, data + n * k, int8_t(-128)) == data + n * k, op,
-                    ": codes of -128 with K = ", k, " could overflow an int32 sum; the limit is ", kMaxKFullRange);
-  const PackedHeader header = make_header(scheme_of(std::string(scheme)).scheme, n, k);
+  PackedHeader header = make_header(parse_scheme(std::string(scheme)), codes.size(0), codes.size(1));
   const PackedLayout layout = layout_of(header);
-  at::Tensor packed = at::empty({layout.total_bytes}, codes.options().dtype(at::kByte));
+  const bool asymmetric = header.min_type != ScaleType::kNone;
+  TORCH_CHECK_VALUE(asymmetric == minima.has_value(), op, ": scheme ", scheme, asymmetric ? " needs minima" : " has no minima");
+  auto scale_tensor = [&](const char* name, const at::Tensor& t) {
+    const DType type = float_dtype(op, name, t);
+    TORCH_CHECK_TYPE(header.group != 0 || type == DType::kF32, op, ": ", name, " must be Float, got ", t.scalar_type());
+    check_dim(op, name, t, header.group == 0 ? 1 : 2);
+    check_size(op, name, t, 0, header.n, "one per row of codes");
+    if (header.group != 0) check_size(op, name, t, 1, layout.groups, "one per group");
+    if (header.group != 0)
+      header.scale_type = type == DType::kF32 ? ScaleType::kF32 : type == DType::kF16 ? ScaleType::kF16 : ScaleType::kBF16;
+    return t.to(at::kFloat).contiguous();
+  };
+  const at::Tensor s = scale_tensor("scales", scales);
+  at::Tensor m;
+  if (asymmetric) {
+    m = scale_tensor("minima", *minima);
+    TORCH_CHECK_TYPE(minima->scalar_type() == scales.scalar_type(), op, ": minima must have the scales' dtype ",
+                     scales.scalar_type(), ", got ", minima->scalar_type());
+    header.min_type = header.scale_type;
+  }
+  const at::Tensor dense = codes.contiguous();
+  const int8_t* data = dense.const_data_ptr<int8_t>();
+  const int8_t *end = data + dense.numel();
+  if (header.code_bits == 4) {
+    TORCH_CHECK_VALUE(std::all_of(data, end, [](int8_t q) { return q >= 0 && q <= 15; }), op,
+                      ": codes of ", scheme, " must be in 0 .. 15");
+  } else {
+    TORCH_CHECK_VALUE(header.act_group != 0 || header.k <= kMaxKFullRange || std::find(data, end, int8_t(-128)) == end, op,
+                      ": codes of -128 with K = ", header.k, " could overflow an int32 sum; the limit is ", kMaxKFullRange);
+  }
+  const PackedLayout final_layout = layout_of(header);  // fp32 scales take more room than make_header's
+  at::Tensor packed = at::empty({final_layout.total_bytes}, codes.options().dtype(at::kByte));
   uint8_t* out = packed.mutable_data_ptr<uint8_t>();
   memcpy(out, &header, sizeof header);
-  for (int64_t p = 0; p < layout.panels; ++p) pack_panel_w8(header, out, p, data, k, s.const_data_ptr<float>());
+  for (int64_t p = 0; p < final_layout.panels; ++p) {
+    const int64_t first = p * kPanelChannels;
+    pack_panel(header, out, p, data + first * header.k, header.k, s.const_data_ptr<float>() + first * layout.groups,
+               asymmetric ? m.const_data_ptr<float>() + first * layout.groups : nullptr);
+  }
   return packed;
 }
 
@@ -112,16 +160,10 @@ at::Tensor dequantize_linear_weight(const at::Tensor& packed, int64_t out_featur
   const PackedHeader header = read_header(bytes.const_data_ptr(), bytes.numel());
   TORCH_CHECK_VALUE(header.n == out_features && header.k == in_features, op, ": packed holds [", header.n, ", ", header.k,
                     "], expected [", out_features, ", ", in_features, "]");
-  const PackedLayout layout = layout_of(header);
   at::Tensor weight = at::empty({out_features, in_features}, packed.options().dtype(at::kFloat));
   float* out = weight.mutable_data_ptr<float>();
-  for (int64_t n = 0; n < out_features; ++n) {
-    const uint8_t* panel = bytes.const_data_ptr<uint8_t>() + sizeof header + n / 16 * layout.panel_stride;
-    const int8_t* codes = reinterpret_cast<const int8_t*>(panel) + n % 16 * 4;
-    float scale;
-    memcpy(&scale, panel + layout.scale_offset + n % 16 * 4, 4);
-    for (int64_t k = 0; k < in_features; ++k) out[n * in_features + k] = scale * float(codes[k / 4 * 64 + k % 4]);
-  }
+  for (int64_t n = 0; n < out_features; ++n)
+    unpack_channel(header, bytes.const_data_ptr<uint8_t>(), n, out + n * in_features);
   return weight.to(dtype);
 }
 
@@ -148,17 +190,20 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, int64_t out_fea
   return out;
 }
 
-std::tuple<at::Tensor, at::Tensor> quantize_rows(const at::Tensor& x) {
+std::tuple<at::Tensor, at::Tensor> quantize_rows(const at::Tensor& x, int64_t group_size) {
   const char* op = "quantize_rows";
   const DType dtype = float_dtype(op, "x", x);
   TORCH_CHECK_VALUE(x.dim() >= 1, op, ": x must have at least one dimension, got a scalar");
-  const auto leading = x.sizes().slice(0, size_t(x.dim() - 1));
+  TORCH_CHECK_VALUE(group_size >= 0 && group_size % 16 == 0, op, ": group_size must be 0 (the whole row) or a multiple of 16, got ",
+                    group_size);
+  auto shape = x.sizes().slice(0, size_t(x.dim() - 1)).vec();
+  if (group_size != 0) shape.push_back((x.size(-1) + group_size - 1) / group_size);
   at::Tensor codes = at::empty(x.sizes(), x.options().dtype(at::kChar));
-  at::Tensor scales = at::empty(leading, x.options().dtype(at::kFloat));
-  at::Tensor sums = at::empty(leading, x.options().dtype(at::kInt));
-  const Rows rows = rows_of(x);
+  at::Tensor scales = at::empty(shape, x.options().dtype(at::kFloat)), sums = at::empty(shape, x.options().dtype(at::kInt));
+  Rows rows = rows_of(x);
+  rows.rows = c10::multiply_integers(x.sizes().slice(0, size_t(x.dim() - 1)));
   quantize_rows_table.get()({rows.data, codes.mutable_data_ptr<int8_t>(), scales.mutable_data_ptr<float>(),
-                             sums.mutable_data_ptr<int32_t>(), scales.numel(), rows.size, rows.stride, rows.size, dtype});
+                             sums.mutable_data_ptr<int32_t>(), rows.rows, rows.size, group_size, rows.stride, rows.size, dtype});
   return {codes, scales};
 }
 

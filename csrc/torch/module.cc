@@ -39,8 +39,7 @@ py::dict variants() {
 py::dict packed_info(const std::string& bytes, int64_t total_bytes) {
   const PackedHeader h = read_header(bytes.data(), bytes.size() < sizeof(PackedHeader) ? int64_t(bytes.size()) : total_bytes);
   py::dict info;
-  for (const SchemeInfo& s : schemes())
-    if (s.scheme == h.scheme) info["scheme"] = s.name;
+  info["scheme"] = scheme_name(h);
   info["version"] = h.version;
   info["out_features"] = h.n;
   info["in_features"] = h.k;
@@ -74,14 +73,14 @@ PYBIND11_MODULE(_C, m) {
   m.def("parallel_regions", &parallel_regions);
   m.def("scratch_allocations", &scratch_allocations);
   m.def("packed_info", &packed_info);
-  m.def("packed_bytes", [](const std::string& scheme, int64_t n, int64_t k) {
-    return layout_of(make_header(scheme_of(scheme).scheme, n, k)).total_bytes;
-  });
-  m.def("schemes", [] {
-    std::vector<std::string> found;
-    for (const SchemeInfo& s : schemes()) found.emplace_back(s.name);
-    return found;
-  });
+  // wide: fp32 scales by groups, which pack_linear_weight keeps where they are given.
+  m.def("packed_bytes", [](const std::string& scheme, int64_t n, int64_t k, int64_t group_size, bool wide) {
+    PackedHeader header = make_header(parse_scheme(scheme, group_size), n, k);
+    if (wide) header.scale_type = ScaleType::kF32;
+    if (wide && header.min_type != ScaleType::kNone) header.min_type = ScaleType::kF32;
+    return layout_of(header).total_bytes;
+  }, py::arg("scheme"), py::arg("n"), py::arg("k"), py::arg("group_size") = 0, py::arg("wide") = false);
+  m.def("schemes", &scheme_names);
 }
 
 }  // namespace tle

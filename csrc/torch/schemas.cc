@@ -35,10 +35,11 @@
     "float sm_scale, str norm_kind='llama', int[] rope=[], int[] windows=[], Tensor? starts=None) -> Tensor")         \
   /* ---- the engine's operators ---- */                                                                              \
   X("quantize_linear_weight(Tensor weight, str scheme, int group_size=0) -> Tensor")                                  \
-  X("pack_linear_weight(Tensor codes, Tensor scales, str scheme) -> Tensor")                                          \
+  /* codes int8 [N, K] (0 .. 15 for 4 bits), scales [N] or [N, groups], minima as scales */                           \
+  X("pack_linear_weight(Tensor codes, Tensor scales, str scheme, Tensor? minima=None) -> Tensor")                     \
   X("dequantize_linear_weight(Tensor packed, int out_features, int in_features, ScalarType dtype=float32) -> Tensor") \
   X("linear(Tensor x, Tensor weight, int out_features, Tensor? bias=None) -> Tensor")                                 \
-  X("quantize_rows(Tensor x) -> (Tensor codes, Tensor scales)")                                                       \
+  X("quantize_rows(Tensor x, int group_size=0) -> (Tensor codes, Tensor scales)")                                     \
   X("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, str kind='fp32') -> (Tensor normed, Tensor sum)") \
   X("rotary_tables(Tensor position_ids, Tensor inv_freq, float attention_scaling, ScalarType dtype) -> "              \
     "(Tensor cos, Tensor sin)")                                                                                       \

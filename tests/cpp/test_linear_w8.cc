@@ -9,7 +9,7 @@ namespace {
 // A packed weight with random codes (-128 among them) and scales. misaligned: 8-byte aligned only, as in a mapped file.
 struct Weight {
   Weight(Random& random, int64_t n, int64_t k, bool misaligned = false)
-      : n(n), k(k), header(make_header(Scheme::kW8A8, n, k)), layout(layout_of(header)), codes(size_t(n * k)),
+      : n(n), k(k), header(make_header({Scheme::kW8A8, 0, 0}, n, k)), layout(layout_of(header)), codes(size_t(n * k)),
         scales(size_t(n)), bytes(size_t(layout.total_bytes - 64 + (misaligned ? 8 : 0))) {
     fill_codes(random, codes.data(), n * k);
     for (int64_t i = 0; i < n * k; i += 7) codes[size_t(i)] = -128;
@@ -19,7 +19,7 @@ struct Weight {
 
   void pack() {
     std::vector<uint8_t> whole(size_t(layout.total_bytes));
-    for (int64_t p = 0; p < layout.panels; ++p) pack_panel_w8(header, whole.data(), p, codes.data(), k, scales.data());
+    for (int64_t p = 0; p < layout.panels; ++p) pack_panel(header, whole.data(), p, codes.data() + p * 16 * k, k, scales.data() + p * 16, nullptr);
     memcpy(bytes.as(), whole.data() + 64, size_t(layout.panels * layout.panel_stride));
   }
 

@@ -1,8 +1,8 @@
-// Row quantisation to int8: the "A8" of W8A8.
+// Quantisation of activations to int8, a scale for each row or for each group of consecutive k: the "A8" of W8A8.
 //
-//   amax = max |x|;  inv = 127 / amax, or 0 where that is not finite;  q = round_half_even(x inv);  scale = amax / 127
+//   amax = max |x| over the group;  inv = 127 / amax, or 0 where that is not finite;  q = round_half_even(x inv);  scale = amax / 127
 //
-// A row that holds a NaN or an infinity gets codes 0 and scale NaN, so that every output of that row is NaN and no other row notices.
+// A group that holds a NaN or an infinity gets codes 0 and scale NaN, so that every output of that row is NaN and no other row notices.
 // Codes past k up to code_stride are 0: weights are padded to whole lines, activations must not see it.
 #pragma once
 
@@ -15,9 +15,10 @@ namespace tle {
 struct QuantizeRowsArgs {
   const void* x;  // [rows, k]
   int8_t* codes;  // [rows, code_stride]
-  float* scales;  // [rows]
-  int32_t* sums;  // [rows]: the sum of a row's codes
+  float* scales;  // [rows, groups], groups = group ? ceil(k / group) : 1
+  int32_t* sums;  // [rows, groups]: the sum of a group's codes
   int64_t rows, k;
+  int64_t group;        // a multiple of 16, or 0: the whole row. The last group may be short
   int64_t x_stride;     // elements
   int64_t code_stride;  // bytes, >= k
   DType dtype;
