@@ -8,12 +8,20 @@ batch repeat and select, deepcopy and pickle work as with `DynamicCache`.
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from transformers.cache_utils import Cache as HFCache
 from transformers.cache_utils import CacheLayerMixin
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 __all__ = ["Cache", "CacheLayer", "supports_config"]
+
+_length_of = operator.attrgetter("length")
+_keys_of = operator.attrgetter("key_slots")
+_values_of = operator.attrgetter("value_slots")
+# What prepare_step remembers of the step before: slots of every layer, what they fit, and their smallest capacity.
+_NO_STEP: tuple = ([], [], None, -1)
 
 # Slots come in multiples of this: a layer of a small model then starts with 64 KiB, and page-sized rounding is lost.
 _SLOT_STEP = 256
@@ -269,6 +277,10 @@ class Cache(HFCache):
                 )
             layers = [CacheLayer(self._reserve) for _ in range(text_config.num_hidden_layers)]
         super().__init__(layers=layers)
+        self._step = _NO_STEP
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_step": _NO_STEP}
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs
@@ -293,27 +305,27 @@ class Cache(HFCache):
             ValueError: the stored tokens have other sizes or another dtype, or the layers differ in length.
         """
         self.add_layers(layers)
-        used = self.layers[0].length
-        key_slots, value_slots = [], []
-        like = None
-        for layer in self.layers[:layers]:
-            slots = layer.key_slots
-            if (
-                slots is None
-                or layer.value_slots.shape != slots.shape
-                or slots.shape[0] != batch
-                or slots.shape[1] != heads
-                or slots.shape[2] < used + tokens
-                or slots.shape[3] != head_dim
-                or slots.dtype != dtype
-            ):
-                if like is None:
-                    like = torch.empty((), dtype=dtype).expand(batch, heads, tokens, head_dim)
-                layer.ensure(like, like)
-            if layer.length != used:
-                raise ValueError(f"tle_torch.Cache: layers hold {used} and {layer.length} tokens; they must agree")
-            key_slots.append(layer.key_slots)
-            value_slots.append(layer.value_slots)
+        stack = self.layers[:layers]
+        used = stack[0].length
+        if any(map(used.__ne__, map(_length_of, stack))):
+            raise ValueError(f"tle_torch.Cache: its layers hold {sorted({c.length for c in stack})} tokens; they must agree")
+        key_slots, value_slots, shape, capacity = self._step
+        if (
+            capacity < used + tokens
+            or shape != (layers, batch, heads, head_dim, dtype)
+            or not all(map(operator.is_, key_slots, map(_keys_of, stack)))
+            or not all(map(operator.is_, value_slots, map(_values_of, stack)))
+        ):
+            new = torch.empty((), dtype=dtype).expand(batch, heads, tokens, head_dim)
+            for layer in stack:
+                layer.ensure(new, new)
+            key_slots, value_slots = list(map(_keys_of, stack)), list(map(_values_of, stack))
+            self._step = (
+                key_slots,
+                value_slots,
+                (layers, batch, heads, head_dim, dtype),
+                min(layer.capacity for layer in stack),
+            )
         return key_slots, value_slots, used
 
     def commit_step(self, layers: int, tokens: int) -> None:

@@ -30,6 +30,7 @@ from tle_torch.layers import (
     PatchedNorm,
     PatchedPreTrainedModel,
     PatchedRotary,
+    QuantizedLinear,
     is_capture_hook,
     is_plain_linear,
     linear_weight,
@@ -59,7 +60,7 @@ class StepPlan:
         weights: 18 per layer and the final norm's, in the order that schemas.cc gives.
     """
 
-    def __init__(self, decoder: nn.Module, family: Family | None):
+    def __init__(self, decoder: nn.Module, family: Family | None, forwards: dict[type, object]):
         self.refusal: str | None = None
         self.weights: list[torch.Tensor | None] = []
         self.layer_count = 0
@@ -69,6 +70,7 @@ class StepPlan:
             norm = getattr(decoder, family.final_norm, None)
             parts += [m for part in (stack, norm) if isinstance(part, nn.Module) for m in part.modules()]
         self._watch(parts)
+        self._known_forwards = forwards
         try:
             if family is None:
                 raise NotFusable("its decoder is of no known family")
@@ -80,9 +82,12 @@ class StepPlan:
 
     def _watch(self, parts: list[nn.Module]) -> None:
         """Remembers the parts' children, parameters and buffers, and where their hooks would appear."""
-        views = [v.values() for m in parts for v in (m._modules, m._parameters, m._buffers)]
-        # Live views: iterating them later shows what is there then. The end mark makes a list that grew or shrank differ.
-        self._views = [*views, (_END,)]
+        # Live views: iterating them later shows what is there then. A module without children has none to be replaced
+        # (nobody adds one to a Linear), and a packed weight is the only buffer. The end mark makes a list that grew or
+        # shrank differ.
+        contents = [m._modules or m._parameters for m in parts]
+        contents += [m._buffers for m in parts if isinstance(m, QuantizedLinear)]
+        self._views = [*(d.values() for d in contents), (_END,)]
         self._contents = list(itertools.chain.from_iterable(self._views))
         inner = parts[1:]
         self._instances = [m.__dict__ for m in inner]
@@ -91,8 +96,7 @@ class StepPlan:
         self._hook_free = [d for d in hooks if not d]
         self._hooked = [(d, tuple(d)) for d in hooks if d]
         self._foreign_hook = any(not is_capture_hook(hook) for d in hooks for hook in d.values())
-        classes = {type(m) for m in inner}
-        self._forwards = [(cls, cls.forward) for cls in classes]
+        self._forwards = [(cls, cls.forward) for cls in {type(m) for m in inner}]
 
     def is_current(self) -> bool:
         """Whether the decoder is made of the same objects as when the plan was built."""
@@ -112,6 +116,9 @@ class StepPlan:
             raise NotFusable("a module inside has a hook")
         if any("forward" in instance for instance in self._instances):
             raise NotFusable("a module inside has a forward of its own")
+        for cls, forward in self._forwards:
+            if self._known_forwards.setdefault(cls, forward) is not forward:
+                raise NotFusable(f"the forward of {cls.__name__} was replaced")
         if not isinstance(getattr(decoder, family.rotary, None), PatchedRotary):
             raise NotFusable(f"its {family.rotary} is not patched")
         layers = list(getattr(decoder, family.layers))
@@ -208,12 +215,14 @@ class Router:
     def __init__(self, disabled: str | None = None):
         self.disabled = disabled
         self._plan: StepPlan | None = None
+        # What each class computed when patch_model proved it; somebody may put another forward on a class later.
+        self._forwards: dict[type, object] = {}
 
     def plan(self, decoder: nn.Module) -> StepPlan:
         """The current plan, made anew if the decoder changed."""
         plan = self._plan
         if plan is None or not plan.is_current():
-            plan = self._plan = StepPlan(decoder, family_of(decoder))
+            plan = self._plan = StepPlan(decoder, family_of(decoder), self._forwards)
         return plan
 
     def refusal(self, decoder: nn.Module) -> str | None:

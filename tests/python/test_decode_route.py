@@ -1,0 +1,348 @@
+"""Whole steps in one call: when they are, when not, and that it makes no difference to the bits."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import tiny
+import tle_torch
+from tle_torch import decode
+
+
+@contextlib.contextmanager
+def counting(monkeypatch=None):
+    """Counts the steps that run as one call."""
+    calls = []
+    original = decode._step
+
+    def step(*args):
+        calls.append(args[0].shape)
+        return original(*args)
+
+    decode._step = step
+    try:
+        yield calls
+    finally:
+        decode._step = original
+
+
+@contextlib.contextmanager
+def module_by_module(model):
+    model.model.tle_router.disabled = "by a test"
+    try:
+        yield
+    finally:
+        model.model.tle_router.disabled = None
+
+
+def run(model, *parts, cache=None, **kwargs):
+    """Logits of token blocks through one cache."""
+    cache = tle_torch.Cache(model.config) if cache is None else cache
+    with torch.no_grad():
+        return torch.cat([model(part, past_key_values=cache, **kwargs).logits for part in parts], 1)
+
+
+def patched(name, scheme="w8a8", dtype=torch.bfloat16, **settings):
+    model = tiny.build(name, dtype, **settings)
+    tle_torch.patch_model(model, scheme)
+    return model
+
+
+# ---- the same bits ----
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("scheme", ["w8a8", "bf16"])
+@pytest.mark.parametrize("name", tiny.KNOWN)
+def test_one_call_equals_module_by_module(name, scheme, dtype):
+    model = patched(name, scheme, dtype)
+    ids = tiny.tokens(2, 21)
+    parts = ids.split([11, 1, 1, 5, 1, 2], dim=1)
+    with counting() as calls:
+        fused = run(model, *parts)
+    assert len(calls) == len(parts)
+    with module_by_module(model), counting() as calls:
+        separate = run(model, *parts)
+    assert calls == []
+    assert tiny.same_bits(fused, separate)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral_window", "smollm3"])
+def test_token_by_token_equals_prefill(name):
+    model = patched(name)
+    ids = tiny.tokens(1, 40)
+    assert tiny.same_bits(run(model, ids), run(model, *ids.split(1, 1)))
+
+
+@pytest.mark.parametrize("route", [True, False])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mistral_window", "smollm3"])
+def test_a_row_of_a_batch_equals_the_row_alone(name, route):
+    """Case 51, bit for bit: left padding of any length, in either path."""
+    model = patched(name)
+    lengths = [5, 18, 12]
+    rows = [tiny.tokens(1, n, seed=n) for n in lengths]
+    ids = torch.zeros(3, 18, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for i, row in enumerate(rows):
+        ids[i, -row.shape[1] :], mask[i, -row.shape[1] :] = row, 1
+    positions = (mask.cumsum(-1) - 1).clamp_(min=0)
+    with contextlib.nullcontext() if route else module_by_module(model), counting() as calls:
+        cache = tle_torch.Cache(model.config)
+        batch = run(model, ids, cache=cache, attention_mask=mask, position_ids=positions)
+        nexts = tiny.tokens(3, 1, seed=9)
+        longer = torch.cat([mask, torch.ones(3, 1, dtype=torch.long)], 1)
+        batch = torch.cat(
+            [batch, run(model, nexts, cache=cache, attention_mask=longer, position_ids=positions[:, -1:] + 1)], 1
+        )
+    assert len(calls) == (2 if route else 0)
+    for i, row in enumerate(rows):
+        alone = run(model, row, nexts[i : i + 1])
+        assert tiny.same_bits(batch[i, -alone.shape[1] :], alone[0])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_thread_count_changes_nothing(threads):
+    model = patched("qwen3")
+    ids = tiny.tokens(2, 19)
+    before = tle_torch.get_num_threads()
+    try:
+        tle_torch.set_num_threads(1)
+        expected = run(model, *ids.split([16, 1, 2], 1))
+        tle_torch.set_num_threads(threads)
+        assert tiny.same_bits(run(model, *ids.split([16, 1, 2], 1)), expected)
+    finally:
+        tle_torch.set_num_threads(before)
+
+
+def test_every_isa_level_gives_the_same_bits():
+    from tle_torch.ops import _C
+
+    model = patched("qwen2")
+    ids = tiny.tokens(2, 19)
+    best = _C.isa()
+    outputs = {}
+    try:
+        for isa in _C.isas():
+            _C.set_isa(isa)
+            outputs[isa] = run(model, *ids.split([16, 1, 2], 1))
+    finally:
+        _C.set_isa(best)
+    assert all(tiny.same_bits(o, outputs["ref"]) for o in outputs.values()), list(outputs)
+
+
+# ---- when it is one call ----
+
+
+def test_generate_runs_one_call_a_token():
+    model = patched("llama")
+    with counting() as calls:
+        model.generate(tiny.tokens(1, 9), max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    assert [shape[1] for shape in calls] == [9, 1, 1, 1, 1, 1]
+    with counting() as calls:
+        model.generate(tiny.tokens(1, 9), max_new_tokens=6, min_new_tokens=6, num_beams=2)
+    assert len(calls) >= 6
+    with counting() as calls:
+        model(tiny.tokens(1, 4))
+        model(inputs_embeds=torch.zeros(1, 4, 64).bfloat16())
+        model(tiny.tokens(2, 4), attention_mask=torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]))
+        model(tiny.tokens(2, 4), attention_mask=torch.ones(2, 4), logits_to_keep=1)
+    assert len(calls) == 4
+
+
+CALLS = {
+    "use_cache=False": lambda m, ids: m(ids, use_cache=False),
+    "foreign cache": lambda m, ids: m(ids, past_key_values=DynamicCache(config=m.config)),
+    "output_attentions": lambda m, ids: m(ids, output_attentions=True),
+    "output_hidden_states": lambda m, ids: m(ids, output_hidden_states=True),
+    "right padding": lambda m, ids: m(ids, attention_mask=torch.tensor([[1] * 6 + [0] * 2, [1] * 8])),
+    "hole in the mask": lambda m, ids: m(ids, attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1], [1] * 8])),
+    "row without a token": lambda m, ids: m(ids, attention_mask=torch.tensor([[0] * 8, [1] * 8])),
+    "4-D mask": lambda m, ids: m(ids, attention_mask=torch.ones(2, 1, 8, 8).tril().bool()),
+    "additive mask": lambda m, ids: m(ids, attention_mask=torch.zeros(2, 1, 8, 8)),
+    "return_dict=False": lambda m, ids: m(ids, return_dict=False),
+}
+
+
+@pytest.mark.parametrize("why", CALLS)
+def test_what_is_not_one_call_is_right(why):
+    model = tiny.build("llama")
+    twin = copy.deepcopy(model)
+    tle_torch.patch_model(twin, "bf16")
+    if why == "4-D mask":
+        model.set_attn_implementation("sdpa")  # eager adds a boolean mask to the scores
+    ids = tiny.tokens(2, 8)
+    with torch.no_grad():
+        expected = CALLS[why](model, ids)[0]
+        with counting() as calls:
+            got = CALLS[why](twin, ids)[0]
+    assert calls == [] or why == "return_dict=False"
+    real = slice(1, 2) if why == "row without a token" else slice(None)
+    assert torch.allclose(got[real], expected[real], atol=1e-4)
+    assert got.isfinite().all()
+
+
+def test_switches_that_stop_it_and_their_end():
+    model = patched("llama", "bf16", torch.float32)
+    ids = tiny.tokens(1, 8)
+    expected = run(model, ids)
+
+    def steps():
+        with counting() as calls:
+            got = run(model, ids)
+        assert torch.allclose(got, expected, atol=1e-5)
+        return len(calls)
+
+    assert steps() == 1
+    model.set_attn_implementation("sdpa")
+    assert steps() == 0
+    model.set_attn_implementation("tle")
+    assert steps() == 1
+    model.config.output_hidden_states = True
+    assert steps() == 0
+    model.config.output_hidden_states = False
+    assert steps() == 1
+    with pytest.raises(ValueError, match="eager"):
+        model.config.output_attentions = True
+    layer = model.model.layers[1]
+    norm, layer.input_layernorm = layer.input_layernorm, torch.nn.RMSNorm(64, 1e-6)
+    with torch.no_grad():
+        layer.input_layernorm.weight.copy_(norm.weight)
+    assert steps() == 0
+    assert "not patched" in model.model.tle_router.refusal(model.model)
+    layer.input_layernorm = norm
+    assert steps() == 1
+    forward = type(layer).forward
+    type(layer).forward = lambda self, *args, **kwargs: forward(self, *args, **kwargs)
+    assert steps() == 0
+    type(layer).forward = forward
+    assert steps() == 1
+
+
+def test_replaced_weights_are_used():
+    model = patched("llama")
+    ids = tiny.tokens(1, 8)
+    before = run(model, ids)
+    projection = model.model.layers[2].mlp.down_proj
+    projection.weight = torch.nn.Parameter(torch.zeros(64, 96))
+    after = run(model, ids)
+    assert not torch.equal(after, before)
+    with module_by_module(model):
+        assert tiny.same_bits(run(model, ids), after)
+    model.model.norm.weight = torch.nn.Parameter(torch.full((64,), 2.0).bfloat16(), requires_grad=False)
+    with module_by_module(model):
+        expected = run(model, ids)
+    assert tiny.same_bits(run(model, ids), expected)
+
+
+def test_fewer_layers_than_built():
+    """config.num_hidden_layers decides how many layers run, as in transformers."""
+    model = patched("llama")
+    ids = tiny.tokens(1, 8)
+    expected = run(model, ids)
+    model.config.num_hidden_layers = 2
+    with counting() as calls:
+        shorter = run(model, ids)
+    assert calls == [] and not torch.equal(shorter, expected)
+
+
+# ---- failures ----
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_failed_step_leaves_the_cache_as_it_was(hooked):
+    model = patched("llama")
+    ids = tiny.tokens(1, 12)
+    cache = tle_torch.Cache(model.config)
+    run(model, ids[:, :8], cache=cache)
+    kept = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
+
+    def fail(*args):
+        raise RuntimeError("in the middle")
+
+    if hooked:
+        handle = model.model.layers[1].register_forward_hook(fail)
+        with pytest.raises(RuntimeError, match="in the middle"):
+            run(model, ids[:, 8:], cache=cache)
+        handle.remove()
+    else:
+        original, decode._step = decode._step, fail
+        try:
+            with pytest.raises(RuntimeError, match="in the middle"):
+                run(model, ids[:, 8:], cache=cache)
+        finally:
+            decode._step = original
+    assert cache.lengths() == [8, 8, 8]
+    assert all(torch.equal(l.keys, k) and torch.equal(l.values, v) for l, (k, v) in zip(cache.layers, kept))
+    assert tiny.same_bits(run(model, ids[:, 8:], cache=cache), run(model, ids)[:, 8:])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda m: run(m, tiny.tokens(2, 3), cache=run_cache(m, batch=1)), "do not continue"),
+        (lambda m: run(m, tiny.tokens(1, 3), cache=uneven(m)), r"\[3, 4\] tokens"),
+    ],
+)
+def test_a_cache_that_does_not_fit_is_a_clear_error(make, message):
+    with pytest.raises(ValueError, match=message):
+        make(patched("llama"))
+
+
+def run_cache(model, batch):
+    cache = tle_torch.Cache(model.config)
+    run(model, tiny.tokens(batch, 4), cache=cache)
+    return cache
+
+
+def uneven(model):
+    cache = run_cache(model, 1)
+    cache.layers[1].crop(-1)
+    return cache
+
+
+def test_self_check_finds_a_difference():
+    """A decoder whose one call computes something else runs module by module, and the report says so."""
+    model = tiny.build("llama")
+    original = decode._step
+    decode._step = lambda *args: original(*args) + 1e-6
+    try:
+        report = tle_torch.patch_model(model, "bf16")
+    finally:
+        decode._step = original
+    assert "differ" in report.whole_step["model"] and "module by module" in str(report)
+    with counting() as calls:
+        run(model, tiny.tokens(1, 4))
+    assert calls == []
+    twin = copy.deepcopy(model)
+    assert "differ" in twin.model.tle_router.refusal(twin.model)
+
+
+# ---- cost ----
+
+
+def test_one_parallel_region_per_step_and_no_growth():
+    from tle_torch.ops import _C
+
+    model = patched("llama")
+    cache = tle_torch.Cache(model.config, max_cache_len=64)
+    run(model, tiny.tokens(1, 8), cache=cache)
+    one = tiny.tokens(1, 1)
+    plan = model.model.tle_router.plan(model.model)
+    keys, values, used = cache.prepare_step(3, 1, 2, 1, 16, torch.bfloat16)
+    hidden = model.model.embed_tokens(one)
+    cos, sin = model.model.rotary_emb(hidden, torch.tensor([[used]]))
+    before = _C.parallel_regions()
+    decode._step(hidden, plan.weights, keys, values, used, cos, sin, *plan.arguments, None)
+    assert _C.parallel_regions() - before == 1
+
+
+def test_the_plan_is_kept_between_steps():
+    model = patched("llama")
+    plan = model.model.tle_router.plan(model.model)
+    run(model, *tiny.tokens(1, 8).split(2, 1))
+    assert model.model.tle_router.plan(model.model) is plan
