@@ -59,6 +59,16 @@ def _(codes, scales, scheme, minima=None):
     return codes.new_empty([_C.packed_bytes(scheme, n, k, wide=scales.dtype == torch.float32)], dtype=torch.uint8)
 
 
+@_fake("pack_gguf_weight")
+def _(blocks, type, in_features, rows=None):
+    return blocks.new_empty([_C.gguf_packed_bytes(type, blocks.shape[0], in_features)], dtype=torch.uint8)
+
+
+@_fake("packed_embedding")
+def _(ids, packed, out_features, in_features, dtype):
+    return ids.new_empty([*ids.shape, in_features], dtype=dtype)
+
+
 @_fake("dequantize_linear_weight")
 def _(packed, out_features, in_features, dtype=torch.float32):
     return packed.new_empty([out_features, in_features], dtype=dtype)

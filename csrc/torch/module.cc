@@ -4,6 +4,7 @@
 
 #include "csrc/kernels/tables.h"
 #include "csrc/runtime/cpu.h"
+#include "csrc/runtime/gguf_blocks.h"
 #include "csrc/runtime/packed_weight.h"
 #include "csrc/runtime/scratch.h"
 #include "csrc/runtime/threads.h"
@@ -80,6 +81,9 @@ PYBIND11_MODULE(_C, m) {
     if (wide && header.min_type != ScaleType::kNone) header.min_type = ScaleType::kF32;
     return layout_of(header).total_bytes;
   }, py::arg("scheme"), py::arg("n"), py::arg("k"), py::arg("group_size") = 0, py::arg("wide") = false);
+  m.def("gguf_packed_bytes", [](const std::string& type, int64_t n, int64_t k) {
+    return layout_of(gguf_header(gguf_type(type), n, k)).total_bytes;
+  });
   m.def("schemes", &scheme_names);
 }
 
