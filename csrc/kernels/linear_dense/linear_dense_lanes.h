@@ -1,50 +1,71 @@
 // linear_dense on the 16 canonical lanes; include after one of common/lanes_*.h and after
 //
-//   kTileRows, kTileChannels   rows x channels whose sums fit in registers; kTileChannels divides 16
+//   kTileRows, kTileChannels   rows x channels whose sums fit in registers
 //   kVectorChannels            the same for a single row
+//   Part, kPart                one register and the lanes that it holds
+//   Part load_part(const float*), load_part<T>(const void*, int64_t i), fma_part(a, b, c), store_part(float*, Part)
 //
 // A tile shares each load of weights among its rows and each load of x among its channels. The lanes of 16 channels are added
 // up together (reduce_add_16), so that the trees cost little beside the products even for short K.
 #pragma once
 
+#include "csrc/kernels/common/registers.h"
 #include "csrc/kernels/linear_dense/linear_dense.h"
 
 namespace tle {
 namespace {
 
-constexpr int64_t kChunk = 512;  // k for which the rows of a tile are widened to fp32 at a time
-constexpr int64_t kBlock = 48;   // channels that share the widened rows
+constexpr int kParts = 16 / kPart;
+constexpr int64_t kBlock = 48;  // channels that share the widened rows
 
-// acc += x w over k elements; x is fp32 and padded with zeros to whole lanes.
+// k for which the rows of a tile are widened to fp32 at a time: 16 KiB, half of a small first-level cache.
+template <int kRows>
+constexpr int64_t kChunk = 4096 / kRows / 16 * 16;
+
+// total += x w over k elements; x is fp32 and padded with zeros to whole lanes. The parts of a line take turns, so that only one register
+// of each channel's weights is in use at a time.
 template <DType T, int kRows, int kChannels>
-static inline void dense_tile(const float (*x)[kChunk], const typename Element<T>::type* w, int64_t w_stride, int64_t k,
-                              f32x16* total, int64_t total_stride) {
-  f32x16 acc[kRows][kChannels];
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kChannels; ++c) acc[r][c] = total[r * total_stride + c];
+static inline void dense_tile(const float (*x)[kChunk<kRows>], const typename Element<T>::type* w, int64_t w_stride, int64_t k,
+                              float (*total)[16], int64_t total_stride) {
+  Part acc[kRows][kChannels][kParts];
+  TLE_UNROLL for (int r = 0; r < kRows; ++r)
+    TLE_UNROLL for (int c = 0; c < kChannels; ++c)
+      TLE_UNROLL for (int p = 0; p < kParts; ++p) acc[r][c][p] = load_part(total[r * total_stride + c] + p * kPart);
+
   int64_t i = 0;
   for (; i + 16 <= k; i += 16) {
-    f32x16 weights[kChannels];
-    for (int c = 0; c < kChannels; ++c) weights[c] = load_as<T>(w + c * w_stride, i);
-    for (int r = 0; r < kRows; ++r) {
-      const f32x16 values = load(x[r] + i);
-      for (int c = 0; c < kChannels; ++c) acc[r][c] = fma(values, weights[c], acc[r][c]);
+    TLE_UNROLL for (int p = 0; p < kParts; ++p) {
+      Part weights[kChannels];
+      TLE_UNROLL for (int c = 0; c < kChannels; ++c) weights[c] = load_part<T>(w + c * w_stride, i + p * kPart);
+      TLE_UNROLL for (int r = 0; r < kRows; ++r) {
+        Part values = load_part(x[r] + i + p * kPart);
+        TLE_IN_REGISTER(values);  // once for all channels, not as a memory operand of each
+        TLE_UNROLL for (int c = 0; c < kChannels; ++c) acc[r][c][p] = fma_part(values, weights[c], acc[r][c][p]);
+      }
     }
   }
   if (i < k) {
-    for (int c = 0; c < kChannels; ++c) {
-      const f32x16 weights = load_tail<T>(w + c * w_stride, i, k - i);
-      for (int r = 0; r < kRows; ++r) acc[r][c] = fma(load(x[r] + i), weights, acc[r][c]);
-    }
+    typename Element<T>::type tail[kChannels][16] = {};
+    for (int c = 0; c < kChannels; ++c) memcpy(tail[c], w + c * w_stride + i, size_t(k - i) * sizeof(tail[c][0]));
+    TLE_UNROLL for (int p = 0; p < kParts; ++p)
+      TLE_UNROLL for (int c = 0; c < kChannels; ++c) {
+        const Part weights = load_part<T>(tail[c], p * kPart);
+        TLE_UNROLL for (int r = 0; r < kRows; ++r)
+          acc[r][c][p] = fma_part(load_part(x[r] + i + p * kPart), weights, acc[r][c][p]);
+      }
   }
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kChannels; ++c) total[r * total_stride + c] = acc[r][c];
+
+  TLE_UNROLL for (int r = 0; r < kRows; ++r)
+    TLE_UNROLL for (int c = 0; c < kChannels; ++c)
+      TLE_UNROLL for (int p = 0; p < kParts; ++p) store_part(total[r * total_stride + c] + p * kPart, acc[r][c][p]);
 }
 
 // out[row, channel ...] from the lanes of up to 16 channels.
-static inline void dense_store(const LinearDenseArgs& a, int64_t row, int64_t channel, const f32x16 lanes[16]) {
+static inline void dense_store(const LinearDenseArgs& a, int64_t row, int64_t channel, const float (*lanes)[16]) {
   const int64_t channels = a.n - channel < 16 ? a.n - channel : 16;
-  f32x16 y = reduce_add_16(lanes);
+  f32x16 sums[16];
+  for (int c = 0; c < 16; ++c) sums[c] = load(lanes[c]);
+  f32x16 y = reduce_add_16(sums);
   if (a.bias) y = add(y, load_any(a.bias_dtype, a.bias, channel, channels));
   store_any(a.out_dtype, a.out, row * a.out_stride + channel, channels, y);
 }
@@ -54,13 +75,13 @@ static inline void dense_rows(const LinearDenseArgs& a, int64_t row) {
   using E = typename Element<T>::type;
   constexpr int kChannels = kRows == 1 ? kVectorChannels : kTileChannels;
   const E* from = static_cast<const E*>(a.x) + row * a.x_stride;
-  alignas(64) float x[kRows][kChunk];
-  f32x16 total[kRows * kBlock];
+  alignas(64) float x[kRows][kChunk<kRows>];
+  alignas(64) float total[kRows * kBlock][16];
   for (int64_t first = 0; first < a.n; first += kBlock) {
     const int64_t channels = a.n - first < kBlock ? a.n - first : kBlock;
-    for (f32x16& t : total) t = zero();
-    for (int64_t at = 0; at < a.k; at += kChunk) {
-      const int64_t k = a.k - at < kChunk ? a.k - at : kChunk;
+    memset(total, 0, sizeof total);
+    for (int64_t at = 0; at < a.k; at += kChunk<kRows>) {
+      const int64_t k = a.k - at < kChunk<kRows> ? a.k - at : kChunk<kRows>;
       for (int r = 0; r < kRows; ++r) {
         int64_t i = 0;
         for (; i + 16 <= k; i += 16) store(x[r] + i, load_as<T>(from + r * a.x_stride + at, i));

@@ -52,6 +52,8 @@ static inline void vector_panel(const LinearW8Args& a, int64_t row, int64_t pane
     low = dot_bytes(low, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 64 * line)), four);
     high = dot_bytes(high, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 64 * line + 32)), four);
   }
+  TLE_IN_REGISTER(low);  // until here, and not in the place on the stack where the call wants it
+  TLE_IN_REGISTER(high);
   linear_w8_store(a, row, panel, {low, high});
 }
 

@@ -9,6 +9,7 @@
 //   i32x16 channel_sums(const Words acc[16 / kWordChannels])   the two sums of every channel added
 #pragma once
 
+#include "csrc/kernels/common/registers.h"
 #include "csrc/kernels/linear_w8/linear_w8_epilogue.h"
 
 namespace tle {
@@ -29,18 +30,21 @@ struct Sums {
 template <int kRows>
 static inline void tile(const uint8_t* w, const int16_t (*x)[4 * kChunk], int64_t lines, Words (&total)[kRows][kPartsPerTile]) {
   Words acc[kRows][kPartsPerTile];
-  for (int r = 0; r < kRows; ++r)
-    for (int i = 0; i < kPartsPerTile; ++i) acc[r][i] = total[r][i];
+  TLE_UNROLL for (int r = 0; r < kRows; ++r)
+    TLE_UNROLL for (int i = 0; i < kPartsPerTile; ++i) acc[r][i] = total[r][i];
   for (int64_t line = 0; line < lines; ++line) {
     Words codes[kPartsPerTile];
-    for (int i = 0; i < kPartsPerTile; ++i) codes[i] = sign_extend(w + 64 * line + 4 * kWordChannels * i);
-    for (int r = 0; r < kRows; ++r) {
+    TLE_UNROLL for (int i = 0; i < kPartsPerTile; ++i) codes[i] = sign_extend(w + 64 * line + 4 * kWordChannels * i);
+    TLE_UNROLL for (int r = 0; r < kRows; ++r) {
       const Words four = four_words(x[r] + 4 * line);
-      for (int i = 0; i < kPartsPerTile; ++i) acc[r][i] = dot(acc[r][i], codes[i], four);
+      TLE_UNROLL for (int i = 0; i < kPartsPerTile; ++i) {
+        acc[r][i] = dot(acc[r][i], codes[i], four);
+        TLE_IN_REGISTER(acc[r][i]);
+      }
     }
   }
-  for (int r = 0; r < kRows; ++r)
-    for (int i = 0; i < kPartsPerTile; ++i) total[r][i] = acc[r][i];
+  TLE_UNROLL for (int r = 0; r < kRows; ++r)
+    TLE_UNROLL for (int i = 0; i < kPartsPerTile; ++i) total[r][i] = acc[r][i];
 }
 
 template <int kRows>

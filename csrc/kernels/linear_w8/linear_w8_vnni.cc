@@ -3,6 +3,7 @@
 // vpdpbusd wants unsigned times signed. XOR with 0x80 makes the weights unsigned (w + 128), so the sum is too large by
 // 128 sum(x): the accumulators start at minus that. Everything wraps modulo 2^32, so only the final value must fit.
 #include "csrc/kernels/common/lanes_avx512.h"
+#include "csrc/kernels/common/registers.h"
 #include "csrc/kernels/linear_w8/linear_w8_epilogue.h"
 
 namespace tle {
@@ -25,23 +26,25 @@ static inline __m512i start(const LinearW8Args& a, int64_t row) {
 // kRows rows times kPanels panels in kRows * kPanels registers. A broadcast serves kPanels products and a line kRows.
 template <int kRows, int kPanels>
 static inline void tile(const LinearW8Args& a, int64_t row, int64_t panel) {
-  __m512i acc[kRows][kPanels];
-  for (int r = 0; r < kRows; ++r)
-    for (int p = 0; p < kPanels; ++p) acc[r][p] = start(a, row + r);
+  __m512i acc[kRows][kPanels], sums[kRows][kPanels];
+  TLE_UNROLL for (int r = 0; r < kRows; ++r)
+    TLE_UNROLL for (int p = 0; p < kPanels; ++p) acc[r][p] = start(a, row + r);
 
   const uint8_t* w = linear_w8_panel(a, panel);
   const int8_t* x = a.x + row * a.x_stride;
   for (int64_t line = 0; line < a.lines; ++line, w += 64, x += 4) {
     __m512i codes[kPanels];
-    for (int p = 0; p < kPanels; ++p) codes[p] = unsigned_line(w + p * a.panel_stride);
-    for (int r = 0; r < kRows; ++r) {
+    TLE_UNROLL for (int p = 0; p < kPanels; ++p) codes[p] = unsigned_line(w + p * a.panel_stride);
+    TLE_UNROLL for (int r = 0; r < kRows; ++r) {
       const __m512i four = four_codes(x + r * a.x_stride);
-      for (int p = 0; p < kPanels; ++p) acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], codes[p], four);
+      TLE_UNROLL for (int p = 0; p < kPanels; ++p) acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], codes[p], four);
     }
   }
+  TLE_UNROLL for (int r = 0; r < kRows; ++r)
+    TLE_UNROLL for (int p = 0; p < kPanels; ++p) sums[r][p] = acc[r][p];
 
   for (int r = 0; r < kRows; ++r)
-    for (int p = 0; p < kPanels; ++p) linear_w8_store(a, row + r, panel + p, {acc[r][p]});
+    for (int p = 0; p < kPanels; ++p) linear_w8_store(a, row + r, panel + p, {sums[r][p]});
 }
 
 // One row times one panel: four accumulators over k, because vpdpbusd takes four cycles.
@@ -51,7 +54,7 @@ static inline void vector_panel(const LinearW8Args& a, int64_t row, int64_t pane
   __m512i acc[4] = {start(a, row), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
   int64_t line = 0;
   for (; line + 4 <= a.lines; line += 4)
-    for (int i = 0; i < 4; ++i)
+    TLE_UNROLL for (int i = 0; i < 4; ++i)
       acc[i] = _mm512_dpbusd_epi32(acc[i], unsigned_line(w + 64 * (line + i)), four_codes(x + 4 * (line + i)));
   for (; line < a.lines; ++line) acc[0] = _mm512_dpbusd_epi32(acc[0], unsigned_line(w + 64 * line), four_codes(x + 4 * line));
   const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(acc[0], acc[1]), _mm512_add_epi32(acc[2], acc[3]));

@@ -1,0 +1,439 @@
+// Times every row of the kernel tables that this CPU can run, through the engine and its team of threads, and holds each
+// against its bound in the same run: one row of x against the machine's read bandwidth, many rows against the multiply-adds that the
+// level's instructions reach in registers alone.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "benchmarks/kernels/peak.h"
+#include "csrc/engine/linear.h"
+#include "csrc/kernels/tables.h"
+#include "csrc/runtime/cpu.h"
+#include "csrc/runtime/packed_weight.h"
+#include "csrc/runtime/threads.h"
+
+namespace tle::bench {
+namespace {
+
+struct Options {
+  std::vector<int> threads = {1, 2};
+  std::string op, isa;
+  double seconds = 0.4;  // for each figure
+  bool best = false;     // the fastest call instead of the median: for a machine that others use too
+  bool quick = false;    // small buffers: shows that everything runs, the figures mean nothing
+};
+Options options;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double typical(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return options.best ? v[0] : v[v.size() / 2];
+}
+
+// Seconds of one call; `a` and `b` take turns, so that a change of the machine's speed meets both.
+struct Pair {
+  double a, b;
+};
+Pair time_in_turns(const std::function<void()>& a, const std::function<void()>& b) {
+  std::vector<double> of_a, of_b;
+  a();
+  b();
+  const double end = now() + options.seconds;
+  do {
+    const double t0 = now();
+    a();
+    const double t1 = now();
+    b();
+    of_a.push_back(t1 - t0);
+    of_b.push_back(now() - t1);
+  } while (now() < end || of_a.size() < 3);
+  return {typical(of_a), typical(of_b)};
+}
+
+double time_of(const std::function<void()>& f) {
+  return time_in_turns(f, [] {}).a;
+}
+
+// A chain of additions that each take one cycle.
+double gigahertz() {
+  const int64_t steps = 200'000;
+  std::vector<double> times;
+  for (int repeat = 0; repeat < 500; ++repeat) {
+    const double t = now();
+    uint64_t x = 0;
+    for (int64_t i = 0; i < steps; i += 10) {
+#if defined(__x86_64__)
+      __asm__ volatile(
+          "add $1, %0\n add $1, %0\n add $1, %0\n add $1, %0\n add $1, %0\n"
+          "add $1, %0\n add $1, %0\n add $1, %0\n add $1, %0\n add $1, %0\n"
+          : "+r"(x));
+#elif defined(__aarch64__)
+      __asm__ volatile(
+          "eor %0, %0, #1\n eor %0, %0, #1\n eor %0, %0, #1\n eor %0, %0, #1\n eor %0, %0, #1\n"
+          "eor %0, %0, #1\n eor %0, %0, #1\n eor %0, %0, #1\n eor %0, %0, #1\n eor %0, %0, #1\n"
+          : "+r"(x));
+#endif
+    }
+    times.push_back(now() - t);
+  }
+  return double(steps) / *std::min_element(times.begin(), times.end()) * 1e-9;
+}
+
+int64_t last_level_cache() {
+  int64_t kib = 0;
+  for (int index = 0; index < 5; ++index) {
+    const std::string path = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size";
+    if (FILE* f = fopen(path.c_str(), "r")) {
+      int64_t value = 0;
+      char unit = 'K';
+      if (fscanf(f, "%ld%c", &value, &unit) >= 1) kib = std::max(kib, unit == 'M' ? value * 1024 : value);
+      fclose(f);
+    }
+  }
+  return kib > 0 ? kib * 1024 : int64_t(32) << 20;
+}
+
+// What is read must come from memory: eight times the last-level cache.
+int64_t working_set() { return options.quick ? 1 << 20 : 8 * last_level_cache(); }
+
+struct Bytes {
+  explicit Bytes(int64_t n) : size(n), data(static_cast<uint8_t*>(aligned_alloc(4096, size_t(n + 4095) / 4096 * 4096))) {}
+  ~Bytes() { free(data); }
+  Bytes(Bytes&& other) : size(other.size), data(std::exchange(other.data, nullptr)) {}
+  int64_t size;
+  uint8_t* data;
+};
+
+// The plain loop: nothing but loads and an exclusive or, handed out to the team in units.
+struct ReadStage {
+  const uint8_t* data;
+  int64_t bytes;
+};
+constexpr int64_t kReadUnit = 256 * 1024;
+
+void read_unit(const ReadStage& s, int64_t unit, int) {
+  typedef uint64_t Vector __attribute__((vector_size(16), aligned(16)));
+  const Vector* p = reinterpret_cast<const Vector*>(s.data + unit * kReadUnit);
+  const int64_t count = std::min(kReadUnit, s.bytes - unit * kReadUnit) / int64_t(sizeof(Vector));
+  Vector acc[8] = {};
+  for (int64_t i = 0; i + 8 <= count; i += 8)
+    for (int j = 0; j < 8; ++j) acc[j] ^= p[i + j];
+  for (Vector& a : acc) __asm__ volatile("" : : "m"(a));
+}
+
+void read_all(const uint8_t* data, int64_t bytes) {
+  Program program(1);
+  program.add(ReadStage{data, bytes}, (bytes + kReadUnit - 1) / kReadUnit, bytes, read_unit);
+  program.run();
+}
+
+struct LevelPeak {
+  Isa isa;
+  PeakFn* int8;
+  PeakFn* fp32;
+};
+const std::vector<LevelPeak>& peaks() {
+  static const std::vector<LevelPeak> all = {
+      TLE_X86({Isa::kVnni, int8_peak_vnni, fp32_peak_avx512}, {Isa::kAvx512, int8_peak_avx512, fp32_peak_avx512},
+              {Isa::kAvx2, int8_peak_avx2, fp32_peak_avx2}, )
+      TLE_ARM({Isa::kI8mm, int8_peak_i8mm, fp32_peak_neon}, {Isa::kDotprod, int8_peak_dotprod, fp32_peak_neon},
+              {Isa::kNeon, int8_peak_neon, fp32_peak_neon}, )
+  };
+  return all;
+}
+
+// Multiply-adds per second of one thread in registers; 0 where no such loop exists (the scalar reference).
+double peak_of(Isa isa, bool int8) {
+  for (const LevelPeak& p : peaks()) {
+    if (p.isa != isa) continue;
+    PeakFn* fn = int8 ? p.int8 : p.fp32;
+    int64_t macs = 0;
+    const double seconds = time_of([&] { macs = fn(20'000); });
+    return double(macs) / seconds;
+  }
+  return 0.0;
+}
+
+double cycles_per_second;
+
+// The headline of a figure. Columns: operator, level, shape, threads, time, rate, share of the bound.
+void print_bandwidth(const char* op, Isa isa, const std::string& shape, int threads, double seconds, int64_t bytes,
+                     double bound) {
+  const double rate = double(bytes) / seconds;
+  printf("%-14s %-8s %-34s %2d  %10.1f us  %7.2f GB/s   %5.1f %% of %.2f GB/s\n", op, isa_name(isa), shape.c_str(), threads,
+         seconds * 1e6, rate * 1e-9, 100 * rate / bound, bound * 1e-9);
+  fflush(stdout);
+}
+
+void print_macs(const char* op, Isa isa, const std::string& shape, int threads, double seconds, double macs, double peak) {
+  const double per_cycle = macs / seconds / cycles_per_second;
+  printf("%-14s %-8s %-34s %2d  %10.1f us  %7.2f MAC/cycle", op, isa_name(isa), shape.c_str(), threads, seconds * 1e6, per_cycle);
+  if (peak > 0) printf("  %5.1f %% of %.1f", 100 * macs / seconds / (peak * threads), peak * threads / cycles_per_second);
+  printf("\n");
+  fflush(stdout);
+}
+
+std::mt19937 random_bits(1);
+
+Bytes random_bytes(int64_t n) {
+  Bytes b(n);
+  for (int64_t i = 0; i + 4 <= n; i += 4) {
+    const uint32_t word = uint32_t(random_bits());
+    memcpy(b.data + i, &word, 4);
+  }
+  return b;
+}
+
+// Small normal numbers of any of the three types.
+Bytes random_values(DType t, int64_t count) {
+  Bytes b(count * dtype_size(t));
+  for (int64_t i = 0; i < count; ++i) {
+    const float v = float(int32_t(random_bits())) * 0x1p-31f;
+    uint32_t bits;
+    memcpy(&bits, &v, 4);
+    if (t == DType::kF32) memcpy(b.data + 4 * i, &v, 4);
+    const uint16_t half = t == DType::kBF16 ? uint16_t(bits >> 16) : uint16_t(0x2C00 | (bits & 0x83FF));
+    if (t != DType::kF32) memcpy(b.data + 2 * i, &half, 2);
+  }
+  return b;
+}
+
+// Weights side by side in one buffer that is as large as `total`, so that each call finds its weights in memory and not in a cache.
+struct Weights {
+  Weights(Bytes memory, std::vector<LinearWeight> views) : memory(std::move(memory)), views(std::move(views)) {}
+  Bytes memory;
+  std::vector<LinearWeight> views;
+  size_t turn = 0;
+  const LinearWeight& next() { return views[turn++ % views.size()]; }
+};
+
+Weights packed_weights(int64_t n, int64_t k, int64_t total) {
+  const PackedHeader header = make_header({Scheme::kW8A8, 0, 0}, n, k);
+  const PackedLayout l = layout_of(header);
+  const int64_t copies = std::max<int64_t>(1, (total + l.total_bytes - 1) / l.total_bytes);
+  Bytes memory = random_bytes(copies * l.total_bytes);
+  std::vector<LinearWeight> views;
+  for (int64_t i = 0; i < copies; ++i) {
+    uint8_t* at = memory.data + i * l.total_bytes;
+    memcpy(at, &header, sizeof header);
+    for (int64_t p = 0; p < l.panels; ++p) {
+      float* scales = reinterpret_cast<float*>(at + sizeof header + p * l.panel_stride + l.scale_offset);
+      std::fill(scales, scales + 16, 0.01f);
+    }
+    LinearWeight w;
+    w.data = at;
+    w.packed = true;
+    w.header = header;
+    w.n = n;
+    w.k = k;
+    views.push_back(w);
+  }
+  return Weights(std::move(memory), std::move(views));
+}
+
+Weights dense_weights(DType t, int64_t n, int64_t k, int64_t total) {
+  const int64_t bytes = n * k * dtype_size(t), copies = std::max<int64_t>(1, (total + bytes - 1) / bytes);
+  Bytes memory = random_values(t, copies * n * k);
+  std::vector<LinearWeight> views;
+  for (int64_t i = 0; i < copies; ++i) {
+    LinearWeight w;
+    w.data = memory.data + i * bytes;
+    w.dtype = t;
+    w.row_stride = k;
+    w.n = n;
+    w.k = k;
+    views.push_back(w);
+  }
+  return Weights(std::move(memory), std::move(views));
+}
+
+// Rows of x, quantised in every way that a weight may want.
+struct Rows {
+  Rows(DType t, int64_t rows, int64_t k) : x(random_values(t, rows * k)) {
+    activation.x = x.data;
+    activation.dtype = t;
+    activation.rows = rows;
+    activation.k = activation.stride = k;
+    for (size_t i = 0; i < std::size(Activation::kGroups); ++i) {
+      const int64_t group = Activation::kGroups[i], groups = group ? (k + group - 1) / group : 1, stride = (k + 63) / 64 * 64;
+      QuantizedRows& q = activation.quantized[i];
+      q.codes = reinterpret_cast<int8_t*>(keep(rows * stride));
+      q.code_stride = stride;
+      q.scales = reinterpret_cast<float*>(keep(rows * groups * 4));
+      q.sums = reinterpret_cast<int32_t*>(keep(rows * groups * 4));
+      quantize_rows_table.get()({x.data, q.codes, q.scales, q.sums, rows, k, group, k, stride, t});
+    }
+  }
+  uint8_t* keep(int64_t bytes) { return buffers.emplace_back(bytes).data; }
+  Bytes x;
+  std::vector<Bytes> buffers;
+  Activation activation;
+};
+
+std::string shape_of(const char* what, int64_t rows, int64_t n, int64_t k) {
+  return std::string(what) + " " + std::to_string(rows) + " x [" + std::to_string(n) + ", " + std::to_string(k) + "]";
+}
+
+// One linear of `rows` rows, at every thread count.
+void linear_case(const char* op, Isa isa, const char* what, DType t, int64_t rows, int64_t n, int64_t k, bool in_memory) {
+  if (options.quick) n = std::min<int64_t>(n, 256);
+  Weights weights = t == DType::kF32 && !strcmp(op, "linear_w8") ? packed_weights(n, k, in_memory ? working_set() : 0)
+                                                                 : dense_weights(t, n, k, in_memory ? working_set() : 0);
+  Rows x(t, rows, k);
+  Bytes out(rows * n * dtype_size(t));
+  auto run = [&] {
+    const LinearWeight* w = &weights.next();
+    const LinearOut to = {out.data, n, t};
+    Program program(1);
+    add_linears(program, x.activation, &w, &to, 1);
+    program.run();
+  };
+  const int64_t bytes = weights.views[0].bytes();
+  for (int threads : options.threads) {
+    set_num_threads(threads);
+    if (rows == 1 && in_memory) {
+      // As many weights as the read loop takes in one go, for the same share of start-up costs.
+      const size_t calls = weights.views.size();
+      const Pair time = time_in_turns(
+          [&] {
+            for (size_t i = 0; i < calls; ++i) run();
+          },
+          [&] { read_all(weights.memory.data, weights.memory.size); });
+      print_bandwidth(op, isa, shape_of(what, rows, n, k), threads, time.a / double(calls), bytes,
+                      double(weights.memory.size) / time.b);
+    } else {
+      print_macs(op, isa, shape_of(what, rows, n, k), threads, time_of(run), double(rows * n * k),
+                 peak_of(isa, weights.views[0].packed));
+    }
+  }
+}
+
+void linear_w8_cases(Isa isa) {
+  const char* op = "linear_w8";
+  linear_case(op, isa, "memory", DType::kF32, 1, 4096, 4096, true);
+  linear_case(op, isa, "memory", DType::kF32, 1, 151936, 1024, true);
+  linear_case(op, isa, "memory", DType::kF32, 1, 576, 576, true);
+  linear_case(op, isa, "memory", DType::kF32, 1, 1536, 576, true);
+  linear_case(op, isa, "memory", DType::kF32, 1, 576, 1536, true);
+  linear_case(op, isa, "cache", DType::kF32, 1, 576, 576, false);
+  linear_case(op, isa, "cache", DType::kF32, 1, 1536, 576, false);
+  for (int64_t rows : {2, 4, 8}) linear_case(op, isa, "memory", DType::kF32, rows, 4096, 4096, true);
+  linear_case(op, isa, "cache", DType::kF32, 512, 576, 576, false);
+  linear_case(op, isa, "cache", DType::kF32, 512, 1536, 576, false);
+  linear_case(op, isa, "cache", DType::kF32, 512, 576, 1536, false);
+  linear_case(op, isa, "cache", DType::kF32, 512, 4096, 4096, false);
+}
+
+void linear_dense_cases(Isa isa) {
+  const char* op = "linear_dense";
+  linear_case(op, isa, "bf16, memory", DType::kBF16, 1, 49152, 576, true);
+  linear_case(op, isa, "bf16, memory", DType::kBF16, 1, 4096, 4096, true);
+  linear_case(op, isa, "fp16, memory", DType::kF16, 1, 4096, 4096, true);
+  linear_case(op, isa, "fp32, memory", DType::kF32, 1, 4096, 4096, true);
+  linear_case(op, isa, "bf16, cache", DType::kBF16, 1, 576, 576, false);
+  for (DType t : {DType::kBF16, DType::kF16, DType::kF32}) {
+    const char* what = t == DType::kBF16 ? "bf16, cache" : t == DType::kF16 ? "fp16, cache" : "fp32, cache";
+    linear_case(op, isa, what, t, 512, 1536, 576, false);
+    linear_case(op, isa, what, t, 512, 2048, 2048, false);
+  }
+}
+
+// A table that is not listed here is reported as not measured.
+struct OpCases {
+  const char* op;
+  void (*run)(Isa);
+};
+constexpr OpCases kCases[] = {{"linear_w8", linear_w8_cases}, {"linear_dense", linear_dense_cases}};
+
+void run_table(KernelTableBase& table) {
+  if (!options.op.empty() && options.op != table.op()) return;
+  for (const OpCases& cases : kCases) {
+    if (strcmp(cases.op, table.op()) != 0) continue;
+    for (Isa isa : table.isas()) {
+      if (!cpu_supports(isa) || (!options.isa.empty() && options.isa != isa_name(isa))) continue;
+      if (isa == Isa::kRef && options.isa.empty()) continue;  // slow, and nobody's choice: on request only
+      set_isa_cap(isa_name(isa));
+      if (table.chosen_isa() == isa) cases.run(isa);
+    }
+    return;
+  }
+  printf("%-14s not measured\n", table.op());
+}
+
+[[noreturn]] void usage(int status) {
+  fprintf(status ? stderr : stdout,
+          "tle_kernel_bench [--op NAME] [--isa LEVEL] [--threads 1,2] [--seconds S] [--best] [--quick]\n"
+          "Without options: every operator and level of this CPU with 1 and 2 threads. S: seconds for each figure.\n"
+          "--best: the fastest call instead of the median, for a machine that others use too.\n"
+          "--quick: small buffers, to see that everything runs; its figures mean nothing.\n");
+  exit(status);
+}
+
+void parse(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name == "--help") usage(0);
+    if (name == "--quick") {
+      options.quick = true;
+      options.seconds = 0.0;
+      continue;
+    }
+    if (name == "--best") {
+      options.best = true;
+      continue;
+    }
+    if (i + 1 == argc) usage(1);
+    const std::string value = argv[++i];
+    if (name == "--op") {
+      options.op = value;
+    } else if (name == "--isa") {
+      options.isa = value;
+    } else if (name == "--seconds") {
+      options.seconds = atof(value.c_str());
+    } else if (name == "--threads") {
+      options.threads.clear();
+      for (const char* at = value.c_str(); at != nullptr; at = strchr(at, ',') ? strchr(at, ',') + 1 : nullptr)
+        options.threads.push_back(std::max(1, atoi(at)));
+    } else {
+      usage(1);
+    }
+  }
+}
+
+void main_of(int argc, char** argv) {
+  parse(argc, argv);
+  cycles_per_second = gigahertz() * 1e9;
+  printf("%s, %.2f GHz, last-level cache %ld KiB, buffers of %ld MiB\n", cpu_model().c_str(), cycles_per_second * 1e-9,
+         long(last_level_cache() / 1024), long(working_set() >> 20));
+  {
+    const Bytes memory = random_bytes(working_set());
+    for (int threads : options.threads) {
+      set_num_threads(threads);
+      printf("read bandwidth, %d thread%s: %.2f GB/s\n", threads, threads == 1 ? "" : "s",
+             double(memory.size) / time_of([&] { read_all(memory.data, memory.size); }) * 1e-9);
+    }
+  }
+  std::vector<KernelTableBase*> tables = KernelTableBase::all();
+  std::sort(tables.begin(), tables.end(), [](auto* a, auto* b) { return strcmp(a->op(), b->op()) < 0; });
+  for (KernelTableBase* table : tables) run_table(*table);
+}
+
+}  // namespace
+}  // namespace tle::bench
+
+int main(int argc, char** argv) {
+  tle::bench::main_of(argc, argv);
+  return 0;
+}
