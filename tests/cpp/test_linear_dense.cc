@@ -46,7 +46,7 @@ TEST(LinearDense, EveryVariantEqualsTheReference) {
   for (int64_t k : {1, 3, 4, 15, 16, 17, 31, 33, 48, 63, 65, 100, 1040})
     for (int64_t n : {1, 2, 3, 5, 7, 8, 9, 15, 17, 31, 33, 63, 65, 96}) {
       for (int64_t rows : {0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33, 64}) {
-        if (rows * n * k > 500000 && ++count % 4 != 0) continue;
+        if (rows * n * k > 100000 && ++count % 4 != 0) continue;  // the large ones take turns: they are slow under emulation
         const DType bias = kDTypes[++count / 3 % 3];
         expect_all_equal(random, rows, n, k, kDTypes[count % 3], kDTypes[count / 9 % 3], count % 5 ? &bias : nullptr, count % 4);
       }

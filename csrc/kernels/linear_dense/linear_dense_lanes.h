@@ -42,6 +42,7 @@ static inline void dense_tile(const float (*x)[kChunk<kRows>], const typename El
         TLE_IN_REGISTER(values);  // once for all channels, not as a memory operand of each
         TLE_UNROLL for (int c = 0; c < kChannels; ++c) acc[r][c][p] = fma_part(values, weights[c], acc[r][c][p]);
       }
+      TLE_KEEP_ORDER;
     }
   }
   if (i < k) {
