@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "csrc/kernels/tables.h"
+#include "csrc/runtime/bandwidth.h"
 #include "csrc/runtime/cpu.h"
 #include "csrc/runtime/gguf_blocks.h"
 #include "csrc/runtime/packed_weight.h"
@@ -72,6 +73,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("isas", [] { return names(supported_isas()); });
   m.def("variants", &variants);
   m.def("parallel_regions", &parallel_regions);
+  m.def("read_bandwidth", &read_bandwidth, py::arg("bytes"), py::arg("repeats") = 3,
+        py::call_guard<py::gil_scoped_release>());
   m.def("scratch_allocations", &scratch_allocations);
   m.def("packed_info", &packed_info);
   // wide: fp32 scales by groups, which pack_linear_weight keeps where they are given.

@@ -1,0 +1,51 @@
+#include "csrc/runtime/bandwidth.h"
+
+#include <string.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+
+#include "csrc/runtime/threads.h"
+
+namespace tle {
+
+namespace {
+
+constexpr int64_t kUnit = 1 << 20;
+
+struct Context {
+  const uint64_t* words;
+  std::atomic<uint64_t>* sink;  // what is read must be used
+};
+
+void read_unit(const void* p, int64_t unit, int) {
+  const Context& c = *static_cast<const Context*>(p);
+  const uint64_t* w = c.words + unit * (kUnit / 8);
+  uint64_t sum[8] = {};
+  for (int64_t i = 0; i < kUnit / 8; i += 8)
+    for (int j = 0; j < 8; ++j) sum[j] ^= w[i + j];
+  c.sink->fetch_xor(sum[0] ^ sum[1] ^ sum[2] ^ sum[3] ^ sum[4] ^ sum[5] ^ sum[6] ^ sum[7], std::memory_order_relaxed);
+}
+
+}  // namespace
+
+double read_bandwidth(int64_t bytes, int repeats) {
+  const int64_t units = std::max<int64_t>(1, bytes / kUnit);
+  const std::unique_ptr<uint64_t[]> words(new uint64_t[size_t(units * (kUnit / 8))]);
+  memset(words.get(), 1, size_t(units * kUnit));
+  std::atomic<uint64_t> sink{0};
+  const Context context = {words.get(), &sink};
+  const Stage stage = {read_unit, &context, units};
+  double best = 0;
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    run_stages(&stage, 1, units * kUnit, num_threads());
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    best = std::max(best, double(units * kUnit) / seconds.count());
+  }
+  return best;
+}
+
+}  // namespace tle
