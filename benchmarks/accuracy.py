@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""What quantisation costs: how far a patched model's next-token distributions are from the unpatched model's.
+
+    python benchmarks/accuracy.py [--model FOLDER_OR_GGUF] [--scheme w8a8 ...] [--text FILE] [--tokens 2048] [--json FILE]
+
+The text (by default data/text.txt: English and Python, written for this purpose) is cut into windows that the model
+reads one by one. At every position the distribution of the reference, the model in bf16 as transformers runs it
+eagerly, is compared with
+
+- the patched model's, and
+- what the scheme itself costs: the same eager model with weights and activations fake-quantised to the scheme's grid,
+  in plain torch: rows or groups x -> round(x 127 / max|x|) max|x| / 127 (for the 8-bit schemes).
+
+Printed per variant: mean and 99th percentile of the Kullback-Leibler divergence KL(reference || variant) in nats, and
+the share of positions whose most likely token changes. The exit code is 1 if the patched model's mean KL is above 1.05
+times its scheme's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import tle_torch
+
+HERE = Path(__file__).resolve().parent
+# How much more than the scheme itself the implementation may cost.
+LIMIT = 1.05
+
+
+@dataclass
+class Cost:
+    """Of one variant, over all positions."""
+
+    variant: str
+    mean_kl: float
+    p99_kl: float
+    changed: float
+
+
+def windows_of(text: str, tokenizer, tokens: int, length: int) -> torch.Tensor:
+    """The text's first `tokens` tokens in windows [count, length]."""
+    ids = tokenizer(text, return_tensors="pt")["input_ids"][0]
+    count = tokens // length
+    if len(ids) < count * length:
+        sys.exit(f"the text has {len(ids)} tokens, {count * length} are needed")
+    return ids[: count * length].view(count, length)
+
+
+@torch.no_grad()
+def log_probabilities(model, windows: torch.Tensor) -> torch.Tensor:
+    """[positions, vocabulary] in fp32, each window read from its beginning."""
+    rows = [model(window.unsqueeze(0), use_cache=False).logits[0].float().log_softmax(-1) for window in windows]
+    return torch.cat(rows)
+
+
+def cost(variant: str, reference: torch.Tensor, other: torch.Tensor) -> Cost:
+    kl = torch.cat(
+        [(p.exp() * (p - q)).sum(-1) for p, q in zip(reference.split(256), other.split(256))]
+    )
+    changed = (reference.argmax(-1) != other.argmax(-1)).float().mean()
+    return Cost(variant, float(kl.mean()), float(kl.quantile(0.99)), float(changed))
+
+
+# The schemes whose grid is simple enough to fake in eager torch: k per scale of (weights, activations), 0: a whole row.
+GRIDS = {"w8a8": (0, 0), "w8a8-a32": (0, 32), "w8a8-g32": (32, 32)}
+
+
+def on_grid(x: torch.Tensor, group: int) -> torch.Tensor:
+    """Each row, or group of a row, of x on its int8 grid: codes round_half_even(x 127 / amax), step amax / 127; fp32."""
+    size = x.shape[-1]
+    wide = x.float()
+    if group:
+        wide = torch.nn.functional.pad(wide, (0, -size % group)).unflatten(-1, (-1, group))
+    amax = wide.abs().amax(-1, keepdim=True)
+    inverse = torch.where(amax > 0, 127 / amax, 0)
+    wide = (wide * inverse).round() * (amax / 127)
+    return wide.flatten(-2)[..., :size] if group else wide
+
+
+def fake_quantised(model, weight_group: int, activation_group: int):
+    """A copy of an eager model whose layers compute with weights and activations on their grids; the head excepted."""
+    model = copy.deepcopy(model)
+    for module in model.model.layers.modules():
+        if isinstance(module, torch.nn.Linear):
+            # fp32 weights on the grid and a product in fp32: what int8 codes and one rounding at the end give.
+            weight, bias = on_grid(module.weight.data, weight_group), module.bias
+
+            def forward(x, weight=weight, bias=bias):
+                product = torch.nn.functional.linear(on_grid(x, activation_group), weight)
+                return (product if bias is None else product + bias.float()).to(x.dtype)
+
+            module.forward = forward
+    return model
+
+
+def load(path: Path):
+    where = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
+    folder = path.parent if where else path
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager", **where)
+    return model.eval(), AutoTokenizer.from_pretrained(folder, **where)
+
+
+def default_model() -> Path:
+    sys.path.insert(0, str(HERE.parent / "scripts"))
+    from fetch import smollm2_gguf
+
+    return smollm2_gguf()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a model folder or a GGUF file (default: SmolLM2-135M-Instruct)")
+    parser.add_argument("--scheme", action="append", help="a scheme of patch_model, several times (default: w8a8)")
+    parser.add_argument("--text", type=Path, default=HERE / "data" / "text.txt")
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--window", type=int, default=512, help="tokens per window")
+    parser.add_argument("--json", type=Path, help="also write the figures there")
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    console = Console(highlight=False)
+
+    model, tokenizer = load(options.model or default_model())
+    windows = windows_of(options.text.read_text(), tokenizer, options.tokens, options.window)
+    reference = log_probabilities(model, windows)
+    costs: list[Cost] = []
+    bad = []
+    for scheme in options.scheme or ["w8a8"]:
+        with console.status(scheme):
+            grid = None
+            if scheme in GRIDS:
+                faked = fake_quantised(model, *GRIDS[scheme])
+                grid = cost(f"{scheme} fake-quantised, eager", reference, log_probabilities(faked, windows))
+                costs.append(grid)
+                del faked
+            patched = copy.deepcopy(model)
+            tle_torch.patch_model(patched, scheme)
+            costs.append(cost(f"{scheme} patched", reference, log_probabilities(patched, windows)))
+            tle_torch.unpatch_model(patched, dequantize=True)
+            if grid is not None and costs[-1].mean_kl > LIMIT * grid.mean_kl:
+                bad.append(scheme)
+
+    table = Table(title=f"{windows.numel()} tokens in {len(windows)} windows, against the eager bf16 model")
+    table.add_column("variant")
+    for column in ("mean KL", "p99 KL", "greedy tokens changed"):
+        table.add_column(column, justify="right")
+    for row in costs:
+        table.add_row(row.variant, f"{row.mean_kl:.4f}", f"{row.p99_kl:.3f}", f"{100 * row.changed:.1f} %")
+    console.print(table)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in costs], indent=2) + "\n")
+    for scheme in bad:
+        console.print(f"{scheme}: the patched model costs more than {LIMIT} times what the scheme costs")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
