@@ -1,11 +1,9 @@
 // Force-included before the *_avx512.cc and *_vnni.cc files when they are built with TLE_SIMDE: the 512-bit intrinsics
 // then mean SIMDe's emulation on AVX2, so that the sources of those variants run on every AVX2 machine.
 //
-// What SIMDe 0.8.2 lacks is below, from the two halves of the register or lane by lane. An intrinsic that is missing
-// in both places does not compile ("inlining failed: target specific option mismatch"): add it here.
+// What SIMDe 0.8.2 lacks and the kernels use is below, lane by lane. An intrinsic that is missing in both places does not
+// compile ("inlining failed: target specific option mismatch"): add it here.
 #pragma once
-
-#pragma GCC diagnostic ignored "-Wpsabi"  // 64-byte vectors are passed differently without AVX-512: all is inlined here
 
 // The compiler's own header first: its include guard keeps it from coming back once the aliases (macros) exist.
 #include <immintrin.h>
@@ -25,79 +23,46 @@
 namespace tle_simde {
 namespace {
 
-// A 512-bit value as its lanes.
-template <class T>
+// The lanes of a vector, and a vector of lanes.
+template <class T, class Vector>
 struct Lanes {
-  T lane[64 / sizeof(T)];
-  explicit Lanes(simde__m512i v) { memcpy(lane, &v, 64); }
-  simde__m512i value() const {
-    simde__m512i v;
-    memcpy(&v, lane, 64);
+  T lane[sizeof(Vector) / sizeof(T)];
+  Lanes() = default;
+  explicit Lanes(Vector v) { memcpy(lane, &v, sizeof(v)); }
+  Vector vector() const {
+    Vector v;
+    memcpy(&v, lane, sizeof(v));
     return v;
   }
 };
 
-inline __m256i half(simde__m512i v, int i) {
-  __m256i h;
-  memcpy(&h, reinterpret_cast<const char*>(&v) + 32 * i, 32);
-  return h;
-}
-
-inline __m256 half(simde__m512 v, int i) {
-  __m256 h;
-  memcpy(&h, reinterpret_cast<const char*>(&v) + 32 * i, 32);
-  return h;
-}
-
-template <class V, class H>
-inline V join(H low, H high) {
-  static_assert(sizeof(V) == 2 * sizeof(H));
-  V v;
-  memcpy(&v, &low, sizeof(H));
-  memcpy(reinterpret_cast<char*>(&v) + sizeof(H), &high, sizeof(H));
-  return v;
-}
-
 inline __m256i cvtepi32_epi16(simde__m512i v) {
-  const Lanes<int32_t> x(v);
-  int16_t out[16];
-  for (int i = 0; i < 16; ++i) out[i] = int16_t(x.lane[i]);
-  __m256i r;
-  memcpy(&r, out, 32);
-  return r;
+  const Lanes<int32_t, simde__m512i> x(v);
+  Lanes<int16_t, __m256i> out;
+  for (int i = 0; i < 16; ++i) out.lane[i] = int16_t(x.lane[i]);
+  return out.vector();
 }
 
 inline __m128i cvtepi32_epi8(simde__m512i v) {
-  const Lanes<int32_t> x(v);
-  int8_t out[16];
-  for (int i = 0; i < 16; ++i) out[i] = int8_t(x.lane[i]);
-  __m128i r;
-  memcpy(&r, out, 16);
-  return r;
+  const Lanes<int32_t, simde__m512i> x(v);
+  Lanes<int8_t, __m128i> out;
+  for (int i = 0; i < 16; ++i) out.lane[i] = int8_t(x.lane[i]);
+  return out.vector();
 }
 
-inline simde__m512 permute_ps(simde__m512 v, const int imm) {
-  float x[16], out[16];
-  memcpy(x, &v, 64);
-  for (int i = 0; i < 16; ++i) out[i] = x[(i & ~3) + ((imm >> (2 * (i & 3))) & 3)];
-  memcpy(&v, out, 64);
-  return v;
+inline int32_t reduce_add_epi32(simde__m512i v) {
+  const Lanes<int32_t, simde__m512i> x(v);
+  uint32_t sum = 0;  // wraps, as the hardware does
+  for (int i = 0; i < 16; ++i) sum += uint32_t(x.lane[i]);
+  return int32_t(sum);
 }
 
-// A masked load touches only the elements whose bit is set, as the hardware's does: the others may be unmapped.
-template <class T>
-inline simde__m512i maskz_load(uint64_t mask, const void* p) {
-  Lanes<T> r(simde_mm512_setzero_si512());
-  for (size_t i = 0; i < 64 / sizeof(T); ++i)
-    if ((mask >> i) & 1) memcpy(&r.lane[i], static_cast<const char*>(p) + i * sizeof(T), sizeof(T));
-  return r.value();
-}
-
-template <class T>
-inline void mask_store(void* p, uint64_t mask, simde__m512i v) {
-  const Lanes<T> x(v);
-  for (size_t i = 0; i < 64 / sizeof(T); ++i)
-    if ((mask >> i) & 1) memcpy(static_cast<char*>(p) + i * sizeof(T), &x.lane[i], sizeof(T));
+// Rounds to nearest even, the only mode that the kernels ask for.
+inline __m256i cvtps_ph(simde__m512 v) {
+  const Lanes<__m256, simde__m512> x(v);
+  Lanes<__m128i, __m256i> out;
+  for (int i = 0; i < 2; ++i) out.lane[i] = _mm256_cvtps_ph(x.lane[i], _MM_FROUND_TO_NEAREST_INT);
+  return out.vector();
 }
 
 }  // namespace
@@ -105,7 +70,9 @@ inline void mask_store(void* p, uint64_t mask, simde__m512i v) {
 
 #define _mm512_cvtepi32_epi16(v) tle_simde::cvtepi32_epi16(v)
 #define _mm512_cvtepi32_epi8(v) tle_simde::cvtepi32_epi8(v)
-#define _mm512_permute_ps(v, imm) tle_simde::permute_ps(v, imm)
-#define _mm512_cvtps_ph(v, imm)                                                             \
-  tle_simde::join<__m256i>(_mm256_cvtps_ph(tle_simde::half(v, 0), (imm) & 7),               \
-                           _mm256_cvtps_ph(tle_simde::half(v, 1), (imm) & 7))
+#define _mm512_reduce_add_epi32(v) tle_simde::reduce_add_epi32(v)
+#define _mm512_cvtps_ph(v, mode)                                                                  \
+  ([](simde__m512 value) {                                                                        \
+    static_assert(((mode) & 7) == _MM_FROUND_TO_NEAREST_INT, "the emulation knows one rounding"); \
+    return tle_simde::cvtps_ph(value);                                                            \
+  }(v))
