@@ -175,7 +175,7 @@ class QuantizedLinear(PatchedModule):
         module.__dict__["tle_original"] = None if original is None else (original,)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _linear(x, self._buffers["packed"], self.out_features, self._parameters["bias"])
+        return _linear(x, self._buffers["packed"], self.out_features, self.bias)
 
     @property
     def weight(self) -> LazyTensor:
@@ -247,8 +247,11 @@ class QuantizedLinear(PatchedModule):
         if not original and not isinstance(self, nn.Linear):
             # What held GGUF blocks cannot hold floats: it becomes the Linear that the blocks stood for.
             self.__class__ = nn.Linear
-        bias = self._parameters.pop("bias", None)
-        self._parameters.update(weight=weight, bias=bias)  # nn.Linear's order
+            self._parameters.setdefault("bias", self.__dict__.pop("bias", None))
+        # The weight comes first again.
+        others = dict(self._parameters)
+        self._parameters.clear()
+        self._parameters.update(weight=weight, **others)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, tle={self.tle_scheme}"

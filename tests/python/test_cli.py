@@ -1,0 +1,89 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import tokenizers
+import torch
+import transformers as hf
+
+import tiny
+import tle_torch
+from tle_torch import cli
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model with a tokenizer that has a chat template."""
+    path = tmp_path_factory.mktemp("model")
+    words = {f"w{i}": i for i in range(tiny.COMMON["vocab_size"])}
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="w0", eos_token="w2")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}w3 {{ m.content }} w4 {% else %}{{ m.content }} {% endif %}{% endfor %}"
+    )
+    tokenizer.save_pretrained(path)
+    tiny.build("llama", torch.bfloat16).save_pretrained(path)
+    return path
+
+
+def test_info(capsys):
+    assert cli.main(["info"]) == 0
+    text = capsys.readouterr().out
+    assert "isa: " + tle_torch.cpu_info()["isa"] in text and "linear_w8" in text and torch.__version__ in text
+
+
+@pytest.mark.parametrize("raw", [[], ["--raw"]])
+def test_generate(folder, capsys, raw):
+    assert cli.main(["generate", str(folder), "w5 w6", "--max-new-tokens", "7", "--report", *raw]) == 0
+    text = capsys.readouterr().out
+    assert "Replaced" in text and "7 tokens in" in text
+    model = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    tle_torch.patch_model(model)
+    prompt = "w5 w6" if raw else "w3 w5 w6 w4"
+    output = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=7, do_sample=False)
+    answer = tokenizer.decode(output[0, len(prompt.split()) :], skip_special_tokens=True)
+    assert "".join(answer.split()) in "".join(text.split())
+
+
+def test_chat_reuses_the_cache_and_says_the_same(folder, capsys, monkeypatch):
+    lines = iter(["w5 w6", "w7", ""])
+    monkeypatch.setattr(cli, "_read_line", lambda console: next(lines))
+    fed = []
+    original = tle_torch.decode._step
+
+    def step(hidden, *rest):
+        fed.append(hidden.shape[1])
+        return original(hidden, *rest)
+
+    monkeypatch.setattr(tle_torch.decode, "_step", step)
+    assert cli.main(["chat", str(folder), "--max-new-tokens", "5"]) == 0
+    text = capsys.readouterr().out
+    # Second turn: its three tokens and the last answered one, whose key the cache does not have yet.
+    assert [n for n in fed[2:] if n > 1] == [4, 4]
+    assert text.count("tok/s") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "/nowhere/at/all/model", "w5"], ""),
+        (["generate", __file__, "w5"], "no GGUF file"),
+        (["generate", "{folder}", "w5", "--scheme", "w3"], "unknown scheme"),
+        (["--threads", "0", "info"], "at least 1"),
+    ],
+)
+def test_what_the_user_got_wrong_is_one_line(folder, capsys, arguments, message):
+    assert cli.main([a.format(folder=folder) for a in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tle-torch: ") and message in error
+
+
+def test_prompt_from_standard_input(folder, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("w9 w8"))
+    assert cli.main(["generate", str(folder), "-", "--raw", "--max-new-tokens", "3"]) == 0
+    assert "3 tokens in" in capsys.readouterr().out

@@ -1,0 +1,176 @@
+"""Models that come from GGUF files: dense ones with a quantiser on them, packed modules, and files that are none."""
+
+from __future__ import annotations
+
+import copy
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from transformers.integrations.gguf.dequant import dequantize
+from transformers.integrations.gguf.utils import GgufLinear
+
+import tiny
+import tle_torch
+from tle_torch import layers
+
+IDS = tiny.tokens(1, 9, vocabulary=100)
+
+
+def write_gguf(path, quantization=gguf.GGMLQuantizationType.Q4_1, layers=2, hidden=64, inner=96, vocabulary=128):
+    """A random Llama with a byte-level tokenizer of `vocabulary` tokens."""
+    random = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(256)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(hidden // 4)
+    writer.add_vocab_size(vocabulary)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"<{i}>" if i < 3 else chr(0x100 + i) for i in range(vocabulary)])
+    writer.add_token_scores([0.0] * vocabulary)
+    writer.add_token_types([3] * 3 + [1] * (vocabulary - 3))
+    writer.add_token_merges([])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+    def add(name, *shape, norm=False):
+        if norm:
+            writer.add_tensor(name, (1 + 0.2 * random.standard_normal(shape)).astype(np.float32))
+            return
+        weight = (random.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
+        writer.add_tensor(name, gguf.quants.quantize(weight, quantization), raw_dtype=quantization)
+
+    add("token_embd.weight", vocabulary, hidden)
+    for i in range(layers):
+        for name, shape in {
+            "attn_q": (hidden, hidden),
+            "attn_k": (hidden // 2, hidden),
+            "attn_v": (hidden // 2, hidden),
+            "attn_output": (hidden, hidden),
+            "ffn_gate": (inner, hidden),
+            "ffn_up": (inner, hidden),
+            "ffn_down": (hidden, inner),
+        }.items():
+            add(f"blk.{i}.{name}.weight", *shape)
+        add(f"blk.{i}.attn_norm.weight", hidden, norm=True)
+        add(f"blk.{i}.ffn_norm.weight", hidden, norm=True)
+    add("output_norm.weight", hidden, norm=True)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def logits(model, ids=IDS):
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def load(path, dtype=torch.float32):
+    return hf.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype).eval()
+
+
+def test_dense_model_with_a_quantizer(tmp_path):
+    """transformers de-quantises a Llama's file and leaves a quantiser on the model that it then refuses to save."""
+    path = write_gguf(tmp_path / "model.gguf")
+    model = load(path)
+    assert model.hf_quantizer is not None
+    expected = logits(model)
+    with pytest.raises(ValueError, match="not serializable"):
+        model.save_pretrained(tmp_path / "unpatched")
+    patched = copy.deepcopy(model)
+    report = tle_torch.patch_model(patched, "bf16")
+    assert report.whole_step == {"model": None}
+    assert torch.allclose(logits(patched), expected, atol=1e-4)
+    patched.save_pretrained(tmp_path / "saved")
+    assert patched.hf_quantizer is not None
+    reloaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    assert torch.allclose(logits(reloaded), expected, atol=1e-5)
+    tle_torch.unpatch_model(patched)
+    tle_torch.patch_model(patched)
+    assert (logits(patched) - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def test_from_gguf(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf")
+    model, tokenizer = tle_torch.from_gguf(path, dtype=torch.float32)
+    assert tokenizer("A")["input_ids"] and model.tle_patch.report.scheme == "w8a8"
+    reference = load(path)
+    assert (logits(model) - logits(reference)).abs().max() < 0.1 * logits(reference).abs().max()
+    unquantised, _ = tle_torch.from_gguf(str(path), "bf16", dtype=torch.float32)
+    assert torch.allclose(logits(unquantised), logits(reference), atol=1e-4)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGU", b"ggml and more", b"\x00" * 100])
+def test_a_file_that_is_no_gguf(tmp_path, content):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="is no GGUF file") as caught:
+        tle_torch.from_gguf(path)
+    assert "\n" not in str(caught.value)
+
+
+def packed_linear(rows, columns, quantization, bias=False, permutation=None, seed=0):
+    """transformers' module that holds GGUF blocks, and the float weight that the blocks stand for."""
+    weight = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+    module = GgufLinear(columns, rows, int(quantization), bias)
+    module.weight.data = torch.from_numpy(gguf.quants.quantize(weight, quantization).copy())
+    if bias:
+        module.bias.data = torch.randn(rows)
+    module.input_permutation = permutation
+    return module, dequantize(module.weight, int(quantization)).reshape(rows, columns)
+
+
+@pytest.mark.parametrize("permuted", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q8_0"])
+def test_packed_modules_are_taken_over(quantization, bias, permuted):
+    permutation = torch.randperm(64, generator=torch.Generator().manual_seed(4)) if permuted else None
+    module, weight = packed_linear(48, 64, gguf.GGMLQuantizationType[quantization], bias, permutation)
+    x = torch.randn(12, 64, generator=torch.Generator().manual_seed(5))  # above MAX_GEMV_ROWS: transformers unpacks
+    expected = module(x)
+    model = torch.nn.Sequential(module)
+    report = tle_torch.patch_model(model, keep_original=True)
+    assert report.replaced[0].original == "GgufLinear" and isinstance(model[0], layers.QuantizedLinear)
+    assert model[0].weight.dtype == torch.float32
+    assert (model(x) - expected).abs().max() < 0.03 * expected.abs().max()
+    natural = weight if permutation is None else weight[:, torch.argsort(permutation)]
+    error = (model[0].dequantized() - natural).abs().amax(1)
+    assert (error <= natural.abs().amax(1) * (0.5 / 127 + 1e-6)).all()
+    tle_torch.unpatch_model(model)
+    assert type(model[0]) is GgufLinear and torch.equal(model(x), expected)
+    tle_torch.patch_model(model)
+    tle_torch.unpatch_model(model, dequantize=True)
+    assert type(model[0]) is torch.nn.Linear and (model(x) - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+def test_packed_modules_need_a_packed_scheme():
+    module, _ = packed_linear(48, 64, gguf.GGMLQuantizationType.Q8_0)
+    with pytest.raises(ValueError, match="GGUF blocks need a packed scheme"):
+        tle_torch.patch_model(torch.nn.Sequential(module), "bf16")
+
+
+def test_packed_modules_inside_a_known_family():
+    """A Llama whose Linears hold blocks runs a whole step in one call, like any other."""
+    model = tiny.build("llama")
+    dense = copy.deepcopy(model)
+    for index, (name, linear) in enumerate(list(model.model.named_modules())):
+        if isinstance(linear, torch.nn.Linear):
+            module, weight = packed_linear(
+                linear.out_features, linear.in_features, gguf.GGMLQuantizationType.Q8_0, seed=index
+            )
+            model.model.set_submodule(name, module)
+            dense.model.get_submodule(name).weight.data = weight
+    report = tle_torch.patch_model(model)
+    assert report.whole_step == {"model": None}
+    assert sum(r.original == "GgufLinear" for r in report.replaced) == 21
+    tle_torch.patch_model(dense)
+    assert tiny.same_bits(logits(model), logits(dense))
