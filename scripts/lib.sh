@@ -137,7 +137,7 @@ need_extension() {
     PATH=$TLE_VENV/bin:$PATH quietly "$TLE_CACHE/logs/configure.log" cmake "-DTLE_PACKAGE_DIR=$TLE_ROOT/tle_torch" "$build"
     write_stamp "$TLE_VENV/.stamp-extension" "$want"
   fi
-  PATH=$TLE_VENV/bin:$PATH quietly "$TLE_CACHE/logs/build.log" cmake --build "$build" --parallel "$(nproc)"
+  PATH=$TLE_VENV/bin:$PATH quietly "$TLE_CACHE/logs/build.log" cmake --build "$build" --target _C --parallel "$(nproc)"
 }
 
 # need_smollm2_hf   the weights of the tests, as a Hugging Face folder.

@@ -82,14 +82,16 @@ class Stage:
 
 @dataclass
 class Build:
-    """A CMake build of the kernels and their tests, without torch."""
+    """A CMake build of the kernels and their tests: without torch in a folder of its own, or in the extension's build
+    folder, whose objects are the same."""
 
     name: str
     options: list[str]
+    with_extension: bool = False
 
     @property
     def folder(self) -> Path:
-        return BUILD / f"tests-{self.name}"
+        return BUILD / (f"cmake-{sys.implementation.cache_tag}" if self.with_extension else f"tests-{self.name}")
 
     @property
     def binary(self) -> Path:
@@ -98,8 +100,8 @@ class Build:
     def run(self) -> None:
         log = RESULTS / f"build-{self.name}.log"
         configure = ["cmake", "-S", str(ROOT), "-B", str(self.folder), "-G", "Ninja"]
-        configure += ["-DTLE_TORCH=OFF", "-DTLE_TESTS=ON", *self.options]
-        build = ["cmake", "--build", str(self.folder), "--parallel", str(os.cpu_count() or 1)]
+        configure += ["-DTLE_TESTS=ON", f"-DTLE_TORCH={'ON' if self.with_extension else 'OFF'}", *self.options]
+        build = ["cmake", "--build", str(self.folder), "--target", "tle_kernel_tests", "--parallel", str(os.cpu_count() or 1)]
         with open(log, "w") as output:
             for command in (configure, build):
                 subprocess.run(command, check=True, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
@@ -118,7 +120,7 @@ def host_has_avx512() -> bool:
 
 def stages(options: argparse.Namespace) -> list[Stage]:
     """The table of stages, in the order in which they run."""
-    native = Build("native", [])
+    native = Build("native", [], with_extension=True)
     table = [gtest("cpp", native, [], 600)]
     if HOST == "x86_64":
         table += [gtest(f"cpp-{cpu}", native, ["qemu-x86_64", "-cpu", cpu], 900) for cpu in X86_64_CPUS if not options.fast]
