@@ -85,6 +85,30 @@ def _(x, gate, up, down, intermediate_size, gate_bias=None, up_bias=None, down_b
     return x.new_empty(x.shape)
 
 
+# ---- the documented int8 operators ----
+
+
+@_fake("sdot_pack_weights")
+def _(weight):
+    k, n = weight.shape
+    return weight.new_empty([k // 4, n // 4, 4, 4])
+
+
+@_fake("sdot_gemv")
+def _(a, packed):
+    return a.new_empty([4 * packed.shape[1]], dtype=torch.int32)
+
+
+@_fake("sdot_gemv_fused_bf16")
+def _(x, packed, w_scale):
+    return _with_last(x, 4 * packed.shape[1])
+
+
+@_fake("neon_sdot")
+def _(acc, a, b):
+    return acc.new_empty([4])
+
+
 # ---- rows ----
 
 

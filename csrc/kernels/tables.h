@@ -9,6 +9,7 @@
 #include "csrc/kernels/quantize_rows/quantize_rows.h"
 #include "csrc/kernels/rms_norm/rms_norm.h"
 #include "csrc/kernels/rotary/rotary.h"
+#include "csrc/kernels/sdot_gemv/sdot_gemv.h"
 #include "csrc/kernels/swiglu/swiglu.h"
 #include "csrc/runtime/kernel_table.h"
 
@@ -22,6 +23,7 @@ extern KernelTable<LinearW8Fn> linear_w8_table;
 extern KernelTable<QuantizeRowsFn> quantize_rows_table;
 extern KernelTable<RmsNormFn> rms_norm_table;
 extern KernelTable<RotaryFn> rotary_table;
+extern KernelTable<SdotGemvFn> sdot_gemv_table;
 extern KernelTable<SwigluFn> swiglu_table;
 
 }  // namespace tle
