@@ -171,6 +171,29 @@ def test_loading_a_pack_of_another_size_is_refused(patched):
         patched.load_state_dict(state)
 
 
+@pytest.mark.parametrize("scheme", tle_torch.schemes())
+def test_every_scheme_patches_copies_loads_and_unpatches(scheme):
+    """Sizes that no group divides among them: K = 60 and 83."""
+    model = tiny.build("llama_odd_sizes", torch.bfloat16)
+    reference = copy.deepcopy(model)
+    report = tle_torch.patch_model(model, scheme, keep_original=True, quantize_head=True)
+    assert report.whole_step == {"model": None} and report.left_alone == []
+    got, wanted = logits(model, IDS).float(), logits(reference, IDS).float()
+    bound = {"w8": 0.05, "w4": 0.5, "bf": 0.02}[scheme[:2]]
+    assert (got - wanted).abs().mean() < bound * wanted.abs().mean()
+    model.model.tle_router.disabled = "by a test"
+    assert tiny.same_bits(logits(model, IDS).float(), got)
+    model.model.tle_router.disabled = None
+    twin = copy.deepcopy(model)
+    tiny.randomize(reference, seed=4)
+    twin.load_state_dict(reference.state_dict())
+    assert not torch.equal(logits(twin, IDS).float(), got)
+    twin.load_state_dict(model.state_dict())
+    assert tiny.same_bits(logits(twin, IDS).float(), got)
+    tle_torch.unpatch_model(model)
+    assert tiny.same_bits(logits(model, IDS).float(), wanted)
+
+
 # ---- the weight attribute ----
 
 
