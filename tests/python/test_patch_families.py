@@ -175,6 +175,37 @@ def test_subclass_with_its_own_forward_is_not_taken_for_the_family():
     assert torch.allclose(logits(patched, ids), logits(model, ids), atol=1e-4)
 
 
+def test_a_language_model_inside_a_vision_language_model():
+    """The decoder is found wherever it is; the vision tower keeps its own attention and config."""
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 16,
+    }
+    config = hf.LlavaConfig(
+        text_config=hf.LlamaConfig(**tiny.COMMON).to_dict(),
+        vision_config=hf.CLIPVisionConfig(**vision).to_dict(),
+        image_token_index=5,
+    )
+    model = hf.LlavaForConditionalGeneration(config).eval()
+    tiny.randomize(model)
+    patched = copy.deepcopy(model)
+    report = tle_torch.patch_model(patched, "bf16")
+    assert report.whole_step == {"model.language_model": None}
+    assert "LayerNorm" in {entry.original for entry in report.left_alone}
+    assert patched.config.text_config._attn_implementation == "tle"
+    assert patched.config.vision_config._attn_implementation == model.config.vision_config._attn_implementation
+    inputs = {"input_ids": torch.tensor([[1, 5, 5, 5, 5, 7, 8, 9]]), "pixel_values": torch.randn(1, 3, 32, 32)}
+    with torch.no_grad():
+        assert torch.allclose(patched(**inputs).logits, model(**inputs).logits, atol=1e-4)
+    options = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
+    ours, theirs = patched.generate(**inputs, **options), model.generate(**inputs, **options)
+    assert torch.equal(ours.sequences, theirs.sequences) and type(ours.past_key_values) is tle_torch.Cache
+
+
 # ---- norms ----
 
 
