@@ -25,13 +25,13 @@ from tle_torch.attention import NAME as ATTENTION
 from tle_torch.attention import left_padding
 from tle_torch.cache import Cache
 from tle_torch.families import Family, family_of
+from tle_torch.hooks import is_capture_hook
 from tle_torch.layers import (
     PatchedMLP,
     PatchedNorm,
     PatchedPreTrainedModel,
     PatchedRotary,
     QuantizedLinear,
-    is_capture_hook,
     is_plain_linear,
     linear_weight,
 )
@@ -193,6 +193,33 @@ class StepPlan:
             windows if any(windows) else [],
         )
 
+    def run(
+        self,
+        decoder: nn.Module,
+        hidden: torch.Tensor,
+        position_ids: torch.Tensor,
+        cache: Cache,
+        starts: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Runs all layers and the final norm, and stores the new tokens.
+
+        Args:
+            hidden: embedded tokens [B, Q, H], of `dtype`.
+            position_ids: int64 [B or 1, Q].
+            starts: int64 [B], each row's left padding, or None.
+
+        Returns:
+            the final hidden states [B, Q, H].
+        """
+        batch, tokens = hidden.shape[:2]
+        cos, sin = getattr(decoder, self.rotary)(hidden, position_ids)
+        keys, values, used = cache.prepare_step(
+            self.layer_count, batch, self.key_heads, tokens, self.head_dim, hidden.dtype
+        )
+        hidden = _step(hidden, self.weights, keys, values, used, cos, sin, *self.arguments, starts)
+        cache.commit_step(self.layer_count, tokens)
+        return hidden
+
     @staticmethod
     def _norm_facts(norm: nn.Module) -> dict[str, object]:
         if not isinstance(norm, PatchedNorm):
@@ -252,14 +279,8 @@ class Router:
             the final hidden states [B, Q, H], with the new tokens stored in `cache`; None if the step has to run module
             by module. Then nothing has happened, except that modules outside the layers may have been called.
         """
-        if self.disabled is not None or torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return None
-        if _asks_for_more(decoder, extra):
-            return None
-        plan = self.plan(decoder)
-        if plan.refusal is not None or plan.layer_count != decoder.config.num_hidden_layers:
-            return None
-        if decoder.training and (decoder.gradient_checkpointing or any(a.training for a in plan.dropouts)):
+        plan = self.usable_plan(decoder, extra)
+        if plan is None:
             return None
         source = input_ids if inputs_embeds is None else inputs_embeds
         if source is None or (inputs_embeds is None) == (input_ids is None) or source.shape[1] == 0:
@@ -276,13 +297,20 @@ class Router:
         hidden = decoder.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
         if hidden.dtype != plan.dtype or (hidden.requires_grad and torch.is_grad_enabled()):
             return None
-        cos, sin = getattr(decoder, plan.rotary)(hidden, position_ids)
-        keys, values, used = cache.prepare_step(
-            plan.layer_count, batch, plan.key_heads, tokens, plan.head_dim, hidden.dtype
-        )
-        hidden = _step(hidden, plan.weights, keys, values, used, cos, sin, *plan.arguments, starts)
-        cache.commit_step(plan.layer_count, tokens)
-        return hidden
+        return plan.run(decoder, hidden, position_ids, cache, starts)
+
+    def usable_plan(self, decoder: nn.Module, extra: dict[str, object]) -> StepPlan | None:
+        """The plan if a step of `decoder` may run in one call as things are, whatever its inputs; else None."""
+        if self.disabled is not None or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return None
+        if _asks_for_more(decoder, extra):
+            return None
+        plan = self.plan(decoder)
+        if plan.refusal is not None or plan.layer_count != vars(decoder.config)["num_hidden_layers"]:
+            return None
+        if decoder.training and (decoder.gradient_checkpointing or any(a.training for a in plan.dropouts)):
+            return None
+        return plan
 
 
 def _asks_for_more(decoder: nn.Module, extra: dict[str, object]) -> bool:

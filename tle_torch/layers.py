@@ -23,23 +23,29 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import dynamic_rope_update
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
-from tle_torch import ops, threads, weights
+from tle_torch import (
+    ops,  # noqa: F401  loads the operators that the classes below call
+    threads,
+    weights,
+)
+from tle_torch.cache import Cache
+from tle_torch.generation import SampleLoop
+from tle_torch.hooks import has_user_hooks
 from tle_torch.lazy import LazyTensor
 
 __all__ = [
     "DenseLinear",
+    "PackedEmbedding",
     "PatchedMLP",
     "PatchedModule",
     "PatchedNorm",
     "PatchedPreTrainedModel",
     "PatchedRotary",
     "QuantizedLinear",
-    "has_user_hooks",
+    "is_plain_linear",
     "linear_weight",
     "patched_class",
 ]
-
-assert ops is not None  # importing it loads the operators that the classes below call
 
 
 class PatchedModule:
@@ -112,26 +118,6 @@ def __getattr__(name: str):
         if isinstance(mixin, type) and issubclass(mixin, PatchedModule) and isinstance(base, type):
             return patched_class(mixin, base)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-# ---- hooks ----
-
-
-def has_user_hooks(module: nn.Module) -> bool:
-    """Whether calling `module` does more than its forward: a forward hook of a user, or a forward put on the instance
-    (as accelerate does). transformers' own output-capture hooks, which stay behind after one
-    `output_hidden_states=True`, do not count: they do nothing unless that was asked for again."""
-    if module._forward_pre_hooks or "forward" in module.__dict__:
-        return True
-    return any(not is_capture_hook(hook) for hook in module._forward_hooks.values())
-
-
-def is_capture_hook(hook) -> bool:
-    """Whether a forward hook is one of transformers' output-capture hooks."""
-    return (
-        getattr(hook, "__module__", None) == "transformers.utils.output_capturing"
-        and getattr(hook, "__qualname__", "") == "install_output_capuring_hook.<locals>.output_capturing_hook"
-    )
 
 
 # ---- linear layers ----
@@ -257,6 +243,56 @@ class QuantizedLinear(PatchedModule):
         return f"{super().extra_repr()}, tle={self.tle_scheme}"
 
 
+class PackedEmbedding(PatchedModule):
+    """An embedding that gathers its rows from a packed weight [num_embeddings, embedding_dim]: the table of a model whose
+    checkpoint is packed, shared with the tied head. `weight` is what it is for a QuantizedLinear, but cannot be assigned.
+    """
+
+    @staticmethod
+    def convert(module: nn.Embedding, packed: torch.Tensor, dtype: torch.dtype, scheme: str) -> None:
+        """Makes `module` a PackedEmbedding; its `weight` parameter is dropped."""
+        del module._parameters["weight"]
+        module.__class__ = patched_class(PackedEmbedding, type(module))
+        module.register_buffer("packed", packed)
+        module.register_buffer("weight_like", torch.empty(0, dtype=dtype), persistent=False)
+        module.tle_scheme = scheme
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        buffers = self._buffers
+        dtype = buffers["weight_like"].dtype
+        return _packed_embedding(ids.long(), buffers["packed"], self.num_embeddings, self.embedding_dim, dtype)
+
+    @property
+    def weight(self) -> LazyTensor:
+        return LazyTensor(
+            (self.num_embeddings, self.embedding_dim),
+            self._buffers["weight_like"].dtype,
+            self.float_weight,
+            "the weight of a packed embedding is a read-only view of its de-quantised values: call tle_torch.unpatch_model "
+            "first",
+        )
+
+    def float_weight(self) -> torch.Tensor:
+        """The values in use as a new tensor [num_embeddings, embedding_dim]."""
+        dtype = self._buffers["weight_like"].dtype
+        return weights.dequantize(self._buffers["packed"], self.num_embeddings, self.embedding_dim, dtype)
+
+    def __setattr__(self, name: str, value) -> None:
+        if name == "weight":
+            raise RuntimeError(self.weight._read_only)
+        super().__setattr__(name, value)
+
+    def tle_restore(self) -> None:
+        weight = nn.Parameter(self.float_weight(), requires_grad=False)
+        del self._buffers["packed"], self._buffers["weight_like"], self.tle_scheme
+        self._non_persistent_buffers_set.discard("weight_like")
+        super().tle_restore()
+        self._parameters["weight"] = weight
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, tle={self.tle_scheme}"
+
+
 def linear_weight(module: nn.Module) -> torch.Tensor:
     """The weight of a patched Linear as the operators take it: packed, or dense [N, K]."""
     if isinstance(module, QuantizedLinear):
@@ -365,7 +401,13 @@ class PatchedPreTrainedModel(PatchedModule):
             super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
 
     def resize_token_embeddings(self, *args, **kwargs):
-        """As in transformers. A packed head is dropped: the new one is dense, or tied, and runs on TLE's kernels."""
+        """As in transformers. A packed head is dropped: the new one is dense, or tied, and runs on TLE's kernels.
+
+        Raises:
+            RuntimeError: the embedding itself is packed (`from_gguf`).
+        """
+        if isinstance(self.get_input_embeddings(), PackedEmbedding):
+            raise RuntimeError(self.get_input_embeddings().weight._read_only)
         head = self.get_output_embeddings()
         embeddings = super().resize_token_embeddings(*args, **kwargs)
         new_head = self.get_output_embeddings()
@@ -384,13 +426,28 @@ class PatchedPreTrainedModel(PatchedModule):
             and generation_config.cache_implementation is None
             and self.__dict__.get("tle_owns_cache", False)
         ):
-            from tle_torch.cache import Cache
-
             model_kwargs["past_key_values"] = Cache(self.config, max_cache_len=max_cache_length)
             return None
         return super()._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
         )
+
+    def _sample(
+        self,
+        input_ids,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        synced_gpus: bool = False,
+        streamer=None,
+        **model_kwargs,
+    ):
+        # generate() looks this up on the class. What the lean loop does not understand takes transformers' own.
+        arguments = (input_ids, logits_processor, stopping_criteria, generation_config)
+        loop = SampleLoop.of(self, *arguments, synced_gpus, streamer, model_kwargs)
+        if loop is not None:
+            return loop.run()
+        return super()._sample(*arguments, synced_gpus=synced_gpus, streamer=streamer, **model_kwargs)
 
 
 def float_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -399,8 +456,11 @@ def float_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     state = model.state_dict()
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     for name, module in model.named_modules():
-        if isinstance(module, QuantizedLinear):
-            prefix = f"{name}." if name else ""
+        prefix = f"{name}." if name else ""
+        if isinstance(module, PackedEmbedding):
+            del state[f"{prefix}packed"]
+            state[f"{prefix}weight"] = module.float_weight()
+        elif isinstance(module, QuantizedLinear):
             del state[f"{prefix}packed"]
             source = tied.get(f"{prefix}weight")
             state[f"{prefix}weight"] = state[source] if source in state else module.float_weight()
@@ -430,6 +490,7 @@ class _without_gguf_quantizer:
 
 # Overloads, resolved once: the call then skips overload resolution, about 1 us of a call from Python.
 _linear = torch.ops.tle.linear.default
+_packed_embedding = torch.ops.tle.packed_embedding.default
 _rms_norm = torch.ops.tle.rms_norm.default
 _fused_mlp = torch.ops.tle.fused_mlp.default
 _swiglu = torch.ops.tle.swiglu.default

@@ -28,6 +28,7 @@ from tle_torch.decode import PatchedDecoder, Router, self_check
 from tle_torch.families import Family, family_of
 from tle_torch.layers import (
     DenseLinear,
+    PackedEmbedding,
     PatchedMLP,
     PatchedModule,
     PatchedNorm,
@@ -198,7 +199,7 @@ def disabled(model: nn.Module) -> Iterator[nn.Module]:
 
 def _require_originals(model: nn.Module, remedy: str) -> None:
     for name, module in model.named_modules():
-        if isinstance(module, QuantizedLinear) and not module.tle_original:
+        if isinstance(module, PackedEmbedding) or (isinstance(module, QuantizedLinear) and not module.tle_original):
             raise RuntimeError(
                 f"the original weight of {name or 'the model'} was freed when it was packed: load the checkpoint again, "
                 f"or {remedy}"
@@ -326,10 +327,10 @@ class _Scan:
                 self.adapters.append(f"{prefix}{child}")
 
     def _once(self, probe: Callable[..., object], module: nn.Module, *arguments: object) -> object:
-        """A probe's result, which is the same for all modules of one class and these arguments."""
-        key = (probe, type(module), *arguments)
+        """A probe's result, which is the same for all modules that differ in nothing but their weights."""
+        key = (probe, _likeness(module), *arguments)
         if key not in self._proven:
-            self._proven[key] = probe(module, *(a for a in arguments if isinstance(a, str)))
+            self._proven[key] = probe(module, *arguments)
         return self._proven[key]
 
     def _look(self, name: str, module: nn.Module) -> None:
@@ -338,8 +339,7 @@ class _Scan:
             return
         names = self._mlp_names(module)
         if probes.looks_like_norm(module):
-            size, eps = module.weight.shape[0], getattr(module, probes.epsilon_name(module))
-            kind = None if "forward" in module.__dict__ else self._once(probes.norm_kind, module, size, eps)
+            kind = None if "forward" in module.__dict__ else self._once(probes.norm_kind, module)
             if module.weight.dtype not in weights.FLOAT_DTYPES:
                 self._leave(name, module, f"its weight is {module.weight.dtype}")
             elif kind is None:
@@ -347,7 +347,7 @@ class _Scan:
             else:
                 self.actions.append(_Norm(name, module, str(kind)))
         elif names is not None:
-            if "forward" in module.__dict__ or not self._once(probes.probe_mlp, module, *names, self._activation(module)):
+            if "forward" in module.__dict__ or not self._once(probes.probe_mlp, module, *names):
                 self._leave(name, module, "its result is not down(silu(gate(x)) * up(x)); its Linears are patched")
             else:
                 self.actions.append(_MLP(name, module, names))
@@ -364,16 +364,11 @@ class _Scan:
             self._leave(name, module, "no kernel takes its weights")
 
     def _mlp_names(self, module: nn.Module) -> tuple[str, str, str] | None:
-        layouts = [(f.gate, f.up, f.down, f.activation) for f in self._families] or [_MLP_NAMES]
-        for *names, activation in layouts:
+        layouts = {(f.gate, f.up, f.down, f.activation) for f in self._families} | {_MLP_NAMES}
+        for *names, activation in sorted(layouts):
             if probes.looks_like_gated_mlp(module, *names, activation):
                 return tuple(names)
         return None
-
-    @staticmethod
-    def _activation(module: nn.Module) -> object:
-        """What tells two MLPs of one class apart: their activation may be a setting."""
-        return next((type(v) for k, v in [*module._modules.items(), *vars(module).items()] if k.startswith("act")), None)
 
     def _look_at_linear(self, name: str, module: nn.Module) -> None:
         reason = self._linear_reason(module)
@@ -409,6 +404,16 @@ class _Scan:
         if weight.numel() == 0:
             return "it is empty"
         return None
+
+
+def _likeness(module: nn.Module) -> tuple:
+    """A key that two modules share only if they compute the same from the same weights: class, settings, the shapes of
+    weights, and the likeness of children that are no Linear."""
+    simple = (bool, int, float, str, type(None))
+    settings = [(k, v if isinstance(v, simple) else id(v)) for k, v in vars(module).items() if not k.startswith("_")]
+    shapes = [(k, None if p is None else p.shape) for k, p in module._parameters.items()]
+    children = [(k, type(m) if isinstance(m, nn.Linear) else _likeness(m)) for k, m in module._modules.items()]
+    return type(module), *settings, *shapes, *children
 
 
 def _check_devices(model: nn.Module) -> None:
