@@ -139,7 +139,8 @@ def stages(options: argparse.Namespace) -> list[Stage]:
 
 
 def pytest_stages(options: argparse.Namespace) -> list[Stage]:
-    selection = ["-m", "not slow"] if options.fast else []
+    # Two workers for the inner loop only: the whole suite looks at memory and threads too, and wants the machine to itself.
+    selection = ["-m", "not slow", "-n", "2", "--dist", "worksteal"] if options.fast else []
     levels = [""]
     if options.all:
         listing = [sys.executable, "-c", "import tle_torch._C as c; print(*c.isas())"]
