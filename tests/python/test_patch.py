@@ -525,6 +525,9 @@ def test_lora_on_a_patched_model_and_patching_a_lora_model_agree():
             assert torch.allclose(base, logits(reference, IDS), atol=1e-4)
         assert not torch.allclose(base, expected, atol=1e-3)
     assert wrapped.generate(input_ids=IDS, max_new_tokens=4, do_sample=False).shape == (2, 15)
+    for model in (wrapped, second):
+        tle_torch.unpatch_model(model)
+        assert torch.allclose(logits(model, IDS), expected, atol=1e-6)
 
 
 def test_lora_on_a_quantised_model_and_merging_it():

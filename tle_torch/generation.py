@@ -1,0 +1,241 @@
+"""generate()'s sampling loop, lean.
+
+Outside the layers, transformers spends about a millisecond of Python on every token: it rebuilds the model's inputs,
+inspects signatures, concatenates masks and positions, and wraps outputs in dataclasses. A small model's whole step takes
+a few times that. This loop does greedy search and sampling for the common case and keeps what carries meaning:
+processors, criteria, streamers and the random numbers are the same, called in the same order with the same values, so
+the tokens are the same. Anything else (recorded outputs, a foreign cache, a model that prepares its inputs in its own
+way, ...) is left to transformers' loop.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import GenerationMixin
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+)
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from tle_torch.attention import left_padding
+from tle_torch.cache import Cache
+from tle_torch.hooks import has_user_hooks
+
+__all__ = ["SampleLoop", "logits_are_plain"]
+
+# A model that overrides one of these does something between two tokens that the lean loop would miss.
+_PLAIN_METHODS = (
+    "_prefill",
+    "_has_unfinished_sequences",
+    "_optimize_model_for_decode",
+    "_update_model_kwargs_for_generation",
+    "_valid_auto_compile_criteria",
+    "prepare_inputs_for_generation",
+)
+_KNOWN_INPUTS = frozenset({"attention_mask", "inputs_embeds", "logits_to_keep", "past_key_values", "position_ids", "use_cache"})
+# What would have to be recorded at every step.
+_RECORDS = ("output_attentions", "output_hidden_states", "output_logits", "output_scores")
+
+# Models whose logits were proven to be head(decoder(tokens)), with the forward for which that was proven.
+_proven: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionary()
+
+
+def logits_are_plain(model: nn.Module) -> bool:
+    """Whether a causal model's logits are its head applied to its decoder's output, proven once per model by running a
+    token both ways."""
+    forward = type(model).forward
+    if _proven.get(model) is not forward:
+        head, decoder = model.get_output_embeddings(), model.base_model
+        token = torch.zeros(1, 1, dtype=torch.long)
+        with torch.no_grad():
+            wanted = model(input_ids=token, past_key_values=Cache(), use_cache=True).logits
+            got = head(decoder(input_ids=token, past_key_values=Cache(), use_cache=True).last_hidden_state)
+        if got.dtype != wanted.dtype or not torch.equal(got, wanted):
+            return False
+        _proven[model] = forward
+    return True
+
+
+class SampleLoop:
+    """One call of generate() in its sampling (or greedy) mode."""
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        input_ids: torch.Tensor,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config,
+        synced_gpus: bool,
+        streamer,
+        inputs: dict[str, object],
+    ) -> SampleLoop | None:
+        """The loop for these arguments of `GenerationMixin._sample`, or None if they need transformers' own."""
+        router = getattr(model.base_model, "tle_router", None)
+        if (
+            router is None
+            or synced_gpus
+            or model.base_model is model
+            or any(getattr(config, name) for name in _RECORDS)
+            or config.compile_config is not None
+            or type(inputs.get("past_key_values")) is not Cache
+            or inputs.get("use_cache") is not True
+            or any(value is not None and name not in _KNOWN_INPUTS for name, value in inputs.items())
+            or inputs.get("logits_to_keep", 1) != 1
+            or type(processors) is not LogitsProcessorList
+            or type(criteria) is not StoppingCriteriaList
+            or any(getattr(type(model), name) is not getattr(GenerationMixin, name) for name in _PLAIN_METHODS)
+            or router.usable_plan(model.base_model, {}) is None
+            or not isinstance(model.get_output_embeddings(), nn.Linear)
+        ):
+            return None
+        positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
+        if not isinstance(positions, torch.Tensor) or positions.dim() != 2:
+            return None
+        starts = None if mask is None else left_padding(mask, mask.shape[-1])
+        if starts is False or has_user_hooks(model) or has_user_hooks(model.base_model) or not logits_are_plain(model):
+            return None
+        steps = [_plain_processor(processor) for processor in processors]
+        if None in steps:
+            return None
+        return cls(model, router, input_ids, steps, criteria, config, streamer, inputs, starts)
+
+    def __init__(self, model, router, input_ids, processors, criteria, config, streamer, inputs, starts):
+        self.model, self.decoder, self.router = model, model.base_model, router
+        self.head = model.get_output_embeddings()
+        self.processors, self.criteria, self.config, self.streamer = processors, criteria, config, streamer
+        self.inputs, self.starts = inputs, starts
+        self.cache: Cache = inputs["past_key_values"]
+        self.mask: torch.Tensor | None = inputs.get("attention_mask")
+        self.position = inputs["position_ids"][:, -1:].clone()
+        self.prompt = input_ids
+        self.batch, self.length = input_ids.shape
+        # Sequences so far [batch, length], in a buffer that grows in large steps.
+        self.buffer = input_ids
+        # Criteria that are a comparison are compared; `others` means that there are more, and all are called.
+        self.max_length = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=math.inf)
+        self.reminder = min(
+            (c.max_position_embeddings for c in criteria if type(c) is MaxLengthCriteria and c.max_position_embeddings),
+            default=math.inf,
+        )
+        ends = [c.eos_token_id.view(-1) for c in criteria if type(c) is EosTokenCriteria]
+        self.ends = torch.cat(ends) if ends else None
+        self.others = any(type(c) not in (MaxLengthCriteria, EosTokenCriteria) for c in criteria)
+        self.pads = any(hasattr(c, "eos_token_id") for c in criteria)
+
+    def run(self):
+        """What `GenerationMixin._sample` returns."""
+        outputs = self.model._prefill(
+            self.prompt, self.config, self.inputs, is_first_iteration=not self.config.is_assistant
+        )
+        logits = outputs.logits[:, -1].clone()
+        del outputs  # the prompt's logits may be large
+        unfinished = torch.ones(self.batch, dtype=torch.long)
+        while True:
+            tokens = self._choose(logits)
+            if self.pads and (self.batch > 1):
+                tokens = tokens * unfinished + self.config._pad_token_tensor * (1 - unfinished)
+            self._append(tokens)
+            finished = self._finished(tokens, unfinished)
+            if self.streamer is not None:
+                self.streamer.put(tokens.cpu())
+            if finished:
+                break
+            logits = self._step(tokens.unsqueeze(1))
+        if self.streamer is not None:
+            self.streamer.end()
+        sequences = self._sequences().clone()
+        if self.config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=sequences, past_key_values=self.cache)
+        return sequences
+
+    def _sequences(self) -> torch.Tensor:
+        return self.buffer[:, : self.length]
+
+    def _choose(self, logits: torch.Tensor) -> torch.Tensor:
+        """The next token of each row, [batch]."""
+        sampling = self.config.do_sample
+        if not self.processors and not sampling:
+            return logits.float().argmax(-1)  # torch's argmax of bf16 takes four times as long
+        scores = logits.to(torch.float32, copy=True)
+        sequences = self._sequences()
+        for process in self.processors:
+            scores = process(sequences, scores)
+        if sampling:
+            return torch.multinomial(nn.functional.softmax(scores, dim=-1), num_samples=1).squeeze(1)
+        return scores.argmax(-1)
+
+    def _append(self, tokens: torch.Tensor) -> None:
+        if self.length == self.buffer.shape[1]:
+            wider = self.buffer.new_empty(self.batch, 2 * self.length + 64)
+            wider[:, : self.length] = self.buffer
+            self.buffer = wider
+        self.buffer[:, self.length] = tokens
+        self.length += 1
+
+    def _finished(self, tokens: torch.Tensor, unfinished: torch.Tensor) -> bool:
+        """Updates `unfinished` in place; True once no row is."""
+        if self.others or self.length > self.reminder:
+            unfinished &= ~self.criteria(self._sequences(), None)
+        elif self.length >= self.max_length:
+            return True
+        elif self.ends is None:
+            return False
+        elif self.batch == 1:
+            return bool((tokens == self.ends).any())
+        else:
+            unfinished &= ~torch.isin(tokens, self.ends)
+        return not bool(unfinished.any())
+
+    def _step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits [batch, V] after `tokens` [batch, 1]."""
+        self.position += 1
+        model, decoder, cache = self.model, self.decoder, self.cache
+        plan = None
+        if not (has_user_hooks(model) or has_user_hooks(decoder)):
+            plan = self.router.usable_plan(decoder, {})
+        if plan is not None and (self.starts is None or self.mask.shape[1] <= cache.get_seq_length()):
+            hidden = decoder.get_input_embeddings()(tokens)
+            return self.head(plan.run(decoder, hidden, self.position, cache, self.starts))[:, -1]
+        # Somebody (a streamer, a criterion) put a hook on while we were running: the ordinary way sees it.
+        mask = self.mask
+        if mask is not None:
+            mask = torch.cat([mask, mask.new_ones(self.batch, cache.get_seq_length() + 1 - mask.shape[1])], dim=-1)
+        outputs = model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=self.position,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return outputs.logits[:, -1]
+
+
+def _plain_processor(processor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+    """A processor as a function of (sequences, scores), or None if it wants more than that."""
+    if type(processor) is MinLengthLogitsProcessor:
+        return _without_end(processor.eos_token_id, processor.min_length)
+    if type(processor) is MinNewTokensLengthLogitsProcessor:
+        return _without_end(processor.eos_token_id, processor.prompt_length_to_skip + processor.min_new_tokens)
+    return processor if len(inspect.signature(processor.__call__).parameters) == 2 else None
+
+
+def _without_end(ends: torch.Tensor, length: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Forbids the end tokens while sequences are shorter than `length`; transformers looks every token of the vocabulary
+    up for that, which costs more than the head of a small model."""
+
+    def process(sequences: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(-1, ends, -math.inf) if sequences.shape[-1] < length else scores
+
+    return process
