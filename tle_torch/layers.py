@@ -198,7 +198,8 @@ class QuantizedLinear(PatchedModule):
             raise ValueError(f"weight must be a float tensor {list(wanted)}, got {got}")
         self._buffers["packed"] = weights.quantize(weight, self.tle_scheme)
         if self.tle_original:
-            self.__dict__["tle_original"] = (nn.Parameter(weight.detach().clone(), requires_grad=False),)
+            kept = weight.detach().to(self._buffers["weight_like"].dtype, copy=True)
+            self.__dict__["tle_original"] = (nn.Parameter(kept, requires_grad=False),)
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -413,9 +414,6 @@ class PatchedPreTrainedModel(PatchedModule):
         new_head = self.get_output_embeddings()
         if isinstance(head, (QuantizedLinear, DenseLinear)) and type(new_head) is nn.Linear:
             new_head.__class__ = patched_class(DenseLinear, nn.Linear)
-            new_head.requires_grad_(False)
-        if isinstance(head, PatchedModule):
-            embeddings.requires_grad_(False)
         return embeddings
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length):

@@ -146,16 +146,14 @@ def unpatch_model(model: nn.Module, *, dequantize: bool = False) -> None:
         _require_originals(model, "unpatch_model(model, dequantize=True) writes the de-quantised values back")
     for root in roots:
         record: PatchRecord = root.__dict__.pop("tle_patch")
-        parameters = dict(root.named_parameters())
         modules = list(root.modules())
         for module in modules:
             if isinstance(module, PatchedModule):
                 module.tle_restore()
-        restored = dict(root.named_parameters())
+        parameters = dict(root.named_parameters())
         for name in record.requires_grad:
-            parameter = restored.get(name, parameters.get(name))
-            if parameter is not None:
-                parameter.requires_grad_(True)
+            if name in parameters:
+                parameters[name].requires_grad_(True)
         record.restore_configs(modules)
         threads.unpin_torch(root)
 
@@ -244,7 +242,7 @@ class _Quantize(_Action):
         weight = None
         QuantizedLinear.convert(module, packed, dtype, self.scheme, parameter if keep_original else None)
         # Nobody else may be reading what is about to be dropped: this frame and getrefcount's argument hold it, no more.
-        if not keep_original and sys.getrefcount(parameter) == 2:
+        if not keep_original and sys.getrefcount(parameter) <= 2:
             weights.release_file_pages(parameter)
         self._replaced(report, "Linear", original, before, _size(packed), self.scheme)
 

@@ -94,10 +94,13 @@ def release_file_pages(tensor: torch.Tensor) -> None:
     """Gives back the memory of a weight that nobody needs any more and that is a private mapping of a file.
 
     safetensors maps a checkpoint as a whole, so dropping one tensor frees nothing until the last one is dropped: while
-    a model is packed, file pages and packed weights would add up. The pages are clean copies of the file (a model that
-    was trained in place has others, but nobody will read them), so the kernel may drop them at once. Anything that is
-    not such a mapping, or not Linux, is left to the allocator.
+    a model is packed, file pages and packed weights would add up. Pages that nobody wrote to are the file's and would be
+    read again; others would be lost, so nothing is done if another tensor shares the memory. Anything that is not such a
+    mapping, or not Linux, is left to the allocator.
     """
+    # Two owners of the storage: this tensor, and the Python object that asks.
+    if torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) != 2:
+        return
     begin = tensor.data_ptr()
     end = begin + tensor.numel() * tensor.element_size()
     # Only whole pages: the outer ones belong to the neighbours too.

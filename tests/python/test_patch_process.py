@@ -87,6 +87,23 @@ def test_patching_never_needs_more_than_the_model_and_two_layers(tmp_path, store
     assert got["after"] <= got["unpatched"] - 0.5 * got["saved"], got
 
 
+def test_memory_that_somebody_else_reads_is_not_dropped(tmp_path):
+    """A state_dict taken before patching keeps its values, also those that were changed after loading."""
+    tiny.build("llama", hidden_size=512, intermediate_size=512).save_pretrained(tmp_path)
+    model = hf.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    state = model.state_dict()
+    held = model.model.layers[0].mlp.up_proj.weight
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    expected = {name: value.clone() for name, value in state.items()}
+    held_before = held.detach().clone()
+    del state["model.layers.0.mlp.up_proj.weight"]
+    tle_torch.patch_model(model)
+    assert all(torch.equal(value, expected[name]) for name, value in state.items())
+    assert torch.equal(held, held_before)
+
+
 def test_keeping_originals_costs_the_packed_weights_only():
     model = tiny.build("llama", hidden_size=256, intermediate_size=512)
     report = tle_torch.patch_model(model, keep_original=True)
