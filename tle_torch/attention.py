@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._dynamo import is_compiling
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.utils.import_utils import is_tracing
@@ -110,7 +109,7 @@ def tle_mask(
         None: plain causal, no padding, no window, and the last query sees the last key slot. A `CausalMask`: causal
         with padding, window or unused key slots. Otherwise the booleans [B, 1, Q, S] of `sdpa_mask`.
     """
-    window = None if use_vmap or is_compiling() else _window_of(mask_function, local_size)
+    window = None if use_vmap or torch.compiler.is_compiling() else _window_of(mask_function, local_size)
 
     def build() -> torch.Tensor | None:
         return sdpa_mask(

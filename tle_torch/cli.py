@@ -55,7 +55,9 @@ def _parser() -> argparse.ArgumentParser:
         if name == "generate":
             command.add_argument("prompt", help="what to answer; `-` reads it from standard input")
             command.add_argument("--raw", action="store_true", help="continue the text instead of answering in a chat")
-        command.add_argument("--scheme", default="w8a8", help=f"one of {', '.join(tle_torch.schemes())}")
+        command.add_argument(
+            "--scheme", help=f"one of {', '.join(tle_torch.schemes())} (default: w8a8, or what a GGUF file has)"
+        )
         command.add_argument("--quantize-head", action="store_true", help="also pack the language-model head")
         command.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="of activations (default bfloat16)")
         command.add_argument("--max-new-tokens", type=int, default=512)
@@ -83,7 +85,8 @@ def _load(options: argparse.Namespace, console: Console):
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    check_scheme(options.scheme)  # before minutes of loading
+    if options.scheme is not None:
+        check_scheme(options.scheme)  # before minutes of loading
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     dtype, patch = _DTYPES[options.dtype], {"quantize_head": options.quantize_head}
@@ -94,7 +97,7 @@ def _load(options: argparse.Namespace, console: Console):
         else:
             tokenizer = AutoTokenizer.from_pretrained(options.model)
             model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype).eval()
-            tle_torch.patch_model(model, options.scheme, progress=False, **patch)
+            tle_torch.patch_model(model, options.scheme or "w8a8", progress=False, **patch)
     report = model.tle_patch.report
     if options.report:
         console.print(report)
