@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """SmolLM2-135M-Instruct answers a question as Hugging Face runs it and as tle_torch.patch_model makes it run.
 
-    python scripts/demo.py [--tokens 96] [--rounds 3] [--scheme NAME] [QUESTION]
+    python scripts/demo.py [--tokens 64] [--rounds 3] [--scheme NAME] [QUESTION]
 
 Both models are warm when they are timed, produce the same number of tokens with the same number of threads, and take turns; what
 is printed is each one's median. The rate counts the tokens after the first one: decoding, without the prompt.
@@ -73,7 +73,7 @@ def load(path: Path):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("question", nargs="?", default=QUESTION)
-    parser.add_argument("--tokens", type=int, default=96, help="tokens of each answer (default 96)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer (default 64)")
     parser.add_argument("--rounds", type=int, default=3, help="timed answers of each model (default 3)")
     parser.add_argument("--scheme", help="quantisation scheme (default: tle_torch's)")
     options = parser.parse_args()
@@ -94,8 +94,8 @@ def main() -> None:
         [{"role": "user", "content": options.question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     models = {
-        f"Hugging Face, bf16, {stock_threads} threads": (stock, stock_threads),
-        f"tle_torch, {report.scheme}, {stock_threads} threads": (patched, 1),
+        "Hugging Face, bf16": (stock, stock_threads),
+        f"tle_torch, {report.scheme}": (patched, 1),
     }
     answers: dict[str, list[Clock]] = {name: [] for name in models}
     for model, threads in models.values():
@@ -112,9 +112,9 @@ def main() -> None:
         text = tokenizer.decode(clocks[0].tokens[prompt_tokens:], skip_special_tokens=True)
         console.print(Panel(text.strip(), title=name, title_align="left"))
 
-    table = Table(title=f"median of {options.rounds} answers of {options.tokens} tokens")
+    table = Table(title=f"{stock_threads} threads each, median of {options.rounds} answers of {options.tokens} tokens")
     table.add_column("")
-    for column in ("decoding, tok/s", "ratio", f"first token ({prompt_tokens} prompt tokens), ms"):
+    for column in ("decoding, tok/s", "ratio", f"prompt of {prompt_tokens}, ms"):
         table.add_column(column, justify="right")
     rates = {name: statistics.median(clock.tokens_per_second for clock in clocks) for name, clocks in answers.items()}
     base = next(iter(rates.values()))
