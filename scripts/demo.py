@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""SmolLM2-135M-Instruct answers a question as Hugging Face runs it and as tle_torch.patch_model makes it run.
+"""SmolLM2-135M-Instruct answers a question as Hugging Face runs it, as tle_torch.patch_model makes it run, and as
+tle_torch.from_gguf runs the 4-bit codes of its GGUF file.
 
     python scripts/demo.py [--tokens 64] [--rounds 3] [--scheme NAME] [QUESTION]
 
-Both models are warm when they are timed, produce the same number of tokens with the same number of threads, and take turns; what
+All are warm when they are timed, produce the same number of tokens with the same number of threads, and take turns; what
 is printed is each one's median. The rate counts the tokens after the first one: decoding, without the prompt.
 scripts/demo.sh sets everything up and calls this.
 """
@@ -82,12 +83,14 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     console = Console(highlight=False)
 
+    path = smollm2_gguf()
     with console.status("reading SmolLM2-135M-Instruct (GGUF, Q4_1) into bf16"):
-        tokenizer, stock = load(smollm2_gguf())
+        tokenizer, stock = load(path)
     patched = copy.deepcopy(stock)
     stock_threads = torch.get_num_threads()
     report = tle_torch.patch_model(patched, **({"scheme": options.scheme} if options.scheme else {}))
     tle_torch.set_num_threads(stock_threads)
+    from_file, _ = tle_torch.from_gguf(path)
     console.print(report)
 
     prompt = tokenizer.apply_chat_template(
@@ -95,7 +98,8 @@ def main() -> None:
     )
     models = {
         "Hugging Face, bf16": (stock, stock_threads),
-        f"tle_torch, {report.scheme}": (patched, 1),
+        f"patch_model, {report.scheme}": (patched, 1),
+        "from_gguf, the file's 4-bit codes": (from_file, 1),
     }
     answers: dict[str, list[Clock]] = {name: [] for name in models}
     for model, threads in models.values():
