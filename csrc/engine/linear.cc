@@ -9,7 +9,13 @@ namespace tle {
 
 namespace {
 
-constexpr int64_t kUnitBytes = 48 * 1024;  // of weights per unit: long enough for the prefetchers, short enough to share out
+// Of weights per unit: long enough for the prefetchers, short enough to share out. A dense weight is read as several streams of
+// adjacent rows side by side (kernels/linear_dense), which want to be long each.
+constexpr int64_t kPackedUnitBytes = 48 * 1024, kDenseUnitBytes = 256 * 1024;
+// Of weights per unit of a GEMM, which find room in the second-level cache together with the rows.
+constexpr int64_t kGemmUnitBytes = 192 * 1024;
+constexpr int64_t kGemmRows = 9;           // from here on a product is a GEMM: bound by multiply-adds and not by memory
+constexpr int64_t kTilePanels = 3;         // panels that the widest tile takes at once
 constexpr int64_t kRowBlock = 64;          // rows per unit of a GEMM
 constexpr int kMaxWeights = 4;             // that share their rows in one stage
 
@@ -25,10 +31,14 @@ Grid grid_of(const LinearWeight& w, int64_t rows, int members) {
   const int64_t panels = ceil_div(w.n, kPanelChannels);
   const int64_t panel_bytes = std::max<int64_t>(1, w.bytes() / std::max<int64_t>(1, panels));
   Grid g;
-  g.panels_per_unit = std::max<int64_t>(1, kUnitBytes / panel_bytes);
-  // At least four units for each member, so that the last one to finish keeps the others waiting only briefly.
-  g.panels_per_unit = std::min(g.panels_per_unit, std::max<int64_t>(1, panels / (4 * members)));
+  if (rows < kGemmRows)
+    g.panels_per_unit = std::max<int64_t>(1, (w.packed ? kPackedUnitBytes : kDenseUnitBytes) / panel_bytes);
+  else
+    g.panels_per_unit = std::max<int64_t>(1, kGemmUnitBytes / panel_bytes / kTilePanels) * kTilePanels;
   g.row_blocks = ceil_div(rows, kRowBlock);
+  // At least four units for each member, so that the last one to finish keeps the others waiting only briefly.
+  g.panels_per_unit = std::clamp<int64_t>(panels * g.row_blocks / (4 * members), 1, g.panels_per_unit);
+  if (g.panels_per_unit > kTilePanels) g.panels_per_unit -= g.panels_per_unit % kTilePanels;
   g.units = ceil_div(panels, g.panels_per_unit) * g.row_blocks;
   return g;
 }

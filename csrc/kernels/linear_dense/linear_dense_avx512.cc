@@ -3,7 +3,7 @@
 namespace tle {
 namespace {
 
-constexpr int kTileRows = 6, kTileChannels = 4, kVectorChannels = 8;
+constexpr int kTileRows = 6, kTileChannels = 4, kVectorChannels = 4;
 
 using Part = __m512;
 constexpr int kPart = 16;

@@ -31,22 +31,19 @@ static inline i32x16 channel_sums(const Words acc[2]) {
 namespace tle {
 namespace {
 
-// One row: the four codes of x are widened on the way, for kPanels panels at once; nothing is stored but the result.
-template <int kPanels>
-static inline void vector_panels(const LinearW8Args& a, int64_t row, int64_t panel) {
-  Words acc[kPanels][2];
-  for (int p = 0; p < kPanels; ++p) acc[p][0] = acc[p][1] = _mm512_setzero_si512();
+// One row: the four codes of x are widened on the way, and nothing is stored but the result. One panel at a time: memory is fastest
+// when it is read in one stream.
+static inline void vector_panel(const LinearW8Args& a, int64_t row, int64_t panel) {
+  Words acc[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
   const uint8_t* w = linear_w8_panel(a, panel);
   const int8_t* x = a.x + row * a.x_stride;
   for (int64_t line = 0; line < a.lines; ++line) {
     int32_t codes;
     memcpy(&codes, x + 4 * line, 4);
     const Words four = _mm512_cvtepi8_epi16(_mm256_set1_epi32(codes));
-    for (int p = 0; p < kPanels; ++p)
-      for (int i = 0; i < 2; ++i)
-        acc[p][i] = dot(acc[p][i], sign_extend(w + p * a.panel_stride + 64 * line + 32 * i), four);
+    TLE_UNROLL for (int i = 0; i < 2; ++i) acc[i] = dot(acc[i], sign_extend(w + 64 * line + 32 * i), four);
   }
-  for (int p = 0; p < kPanels; ++p) linear_w8_store(a, row, panel + p, channel_sums(acc[p]));
+  linear_w8_store(a, row, panel, channel_sums(acc));
 }
 
 }  // namespace
@@ -61,11 +58,8 @@ void linear_w8_avx512(const LinearW8Args& a) {
     case 4: return rows_of_tiles<4>(a, row);
     case 3: return rows_of_tiles<3>(a, row);
     case 2: return rows_of_tiles<2>(a, row);
-    case 1: {
-      const int64_t panels = linear_w8_panels(a);
-      for (int64_t panel = 0; panel + 2 <= panels; panel += 2) vector_panels<2>(a, row, panel);
-      if (panels % 2 == 1) vector_panels<1>(a, row, panels - 1);
-    }
+    case 1:
+      for (int64_t panel = 0; panel < linear_w8_panels(a); ++panel) vector_panel(a, row, panel);
   }
 }
 

@@ -6,6 +6,10 @@
 namespace tle {
 namespace {
 
+// Several rows use a line more slowly than one row does, and then the hardware's own prefetching does not run far enough ahead: on Zen 4
+// 8 rows read weights from memory at 45 % of its bandwidth without this, at 75-90 % with it. One row is at 98 % without.
+constexpr int64_t kPrefetchAhead = 4096;
+
 static inline int64_t linear_w8_panels(const LinearW8Args& a) { return (a.n + 15) / 16; }
 
 static inline const uint8_t* linear_w8_panel(const LinearW8Args& a, int64_t panel) {

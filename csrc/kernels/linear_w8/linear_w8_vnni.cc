@@ -34,7 +34,10 @@ static inline void tile(const LinearW8Args& a, int64_t row, int64_t panel) {
   const int8_t* x = a.x + row * a.x_stride;
   for (int64_t line = 0; line < a.lines; ++line, w += 64, x += 4) {
     __m512i codes[kPanels];
-    TLE_UNROLL for (int p = 0; p < kPanels; ++p) codes[p] = unsigned_line(w + p * a.panel_stride);
+    TLE_UNROLL for (int p = 0; p < kPanels; ++p) {
+      __builtin_prefetch(w + p * a.panel_stride + kPrefetchAhead);
+      codes[p] = unsigned_line(w + p * a.panel_stride);
+    }
     TLE_UNROLL for (int r = 0; r < kRows; ++r) {
       const __m512i four = four_codes(x + r * a.x_stride);
       TLE_UNROLL for (int p = 0; p < kPanels; ++p) acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], codes[p], four);
@@ -65,6 +68,8 @@ template <int kRows>
 static inline void rows_of_tiles(const LinearW8Args& a, int64_t row) {
   const int64_t panels = linear_w8_panels(a);
   int64_t panel = 0;
+  // A few rows are bound by memory, which is fastest when it is read in one stream.
+  for (; a.rows <= 8 && panel < panels; ++panel) tile<kRows, 1>(a, row, panel);
   for (; panel + 3 <= panels; panel += 3) tile<kRows, 3>(a, row, panel);
   if (panel + 2 == panels) tile<kRows, 2>(a, row, panel);
   if (panel + 1 == panels) tile<kRows, 1>(a, row, panel);
