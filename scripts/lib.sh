@@ -72,7 +72,6 @@ need_build_tools() {
   local python missing=()
   python=$(base_python)
   command -v g++ >/dev/null || missing+=(g++)
-  command -v git >/dev/null || missing+=(git)
   "$python" -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
   "$python" -c 'import os, sysconfig, sys
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || missing+=(python3-dev)
