@@ -79,6 +79,16 @@ def test_token_by_token_equals_prefill(name):
     assert tiny.same_bits(run(model, ids), run(model, *ids.split(1, 1)))
 
 
+def test_steps_across_the_growth_of_the_cache():
+    """Slots come in steps of 256: tokens before and after a growth are the same as in one prefill."""
+    model = patched("mistral_window", sliding_window=40)
+    ids = tiny.tokens(2, 275)
+    cache = tle_torch.Cache(model.config)
+    parts = ids.split([250, *[1] * 10, 15], dim=1)
+    assert tiny.same_bits(run(model, *parts, cache=cache), run(model, ids))
+    assert cache.layers[0].capacity > 256
+
+
 @pytest.mark.parametrize("route", [True, False])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mistral_window", "smollm3"])
 def test_a_row_of_a_batch_equals_the_row_alone(name, route):

@@ -36,6 +36,25 @@ KNOWN = {
             }
         },
     ),
+    "llama_yarn": (
+        hf.LlamaConfig,
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
+    # Frequencies change with the length once it passes max_position_embeddings, and back.
+    "llama_dynamic": (
+        hf.LlamaConfig,
+        {
+            "max_position_embeddings": 16,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+        },
+    ),
     "llama_odd_sizes": (
         hf.LlamaConfig,
         {"hidden_size": 60, "intermediate_size": 83, "num_attention_heads": 3, "num_key_value_heads": 1},
