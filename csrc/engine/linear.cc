@@ -103,7 +103,6 @@ void compute_group(const Kernels& kernels, const Activation& x, const LinearWeig
   a.panels = static_cast<const uint8_t*>(w.data) + sizeof(PackedHeader) + b.channel / kPanelChannels * l.panel_stride;
   a.panel_stride = l.panel_stride;
   a.scale_offset = l.scale_offset;
-  a.min_offset = l.min_offset;
   a.k = w.k;
   a.group = w.header.act_group;
   a.n = b.channels;

@@ -32,11 +32,11 @@ struct Channel {
   PackedLayout layout;
   int64_t c;
 
-  void line(int64_t index, uint32_t codes) const { memcpy(panel + index * 64 + c * 4, &codes, 4); }
-  void scale16(int64_t group, const uint8_t* f16) const { memcpy(panel + layout.scale_offset + (group * 16 + c) * 2, f16, 2); }
-  void min16(int64_t group, const uint8_t* f16) const { memcpy(panel + layout.min_offset + (group * 16 + c) * 2, f16, 2); }
-  void scale32(int64_t group, float x) const { memcpy(panel + layout.scale_offset + (group * 16 + c) * 4, &x, 4); }
-  void min32(int64_t group, float x) const { memcpy(panel + layout.min_offset + (group * 16 + c) * 4, &x, 4); }
+  void line(int64_t index, uint32_t codes) const { memcpy(panel + layout.line(index) + c * 4, &codes, 4); }
+  void scale16(int64_t group, const uint8_t* f16) const { memcpy(panel + layout.scales(group) + c * 2, f16, 2); }
+  void min16(int64_t group, const uint8_t* f16) const { memcpy(panel + layout.mins(group) + c * 2, f16, 2); }
+  void scale32(int64_t group, float x) const { memcpy(panel + layout.scales(group) + c * 4, &x, 4); }
+  void min32(int64_t group, float x) const { memcpy(panel + layout.mins(group) + c * 4, &x, 4); }
 
   // 32 codes in 16 bytes: k 0 .. 15 in the low nibbles, k 16 .. 31 in the high ones.
   void nibbles_split(int64_t group, const uint8_t* p) const {
@@ -114,9 +114,11 @@ void pack_gguf_panel(const GgufType& type, const PackedHeader& header, uint8_t* 
   const PackedLayout layout = layout_of(header);
   uint8_t* out = packed + sizeof(PackedHeader) + panel * layout.panel_stride;
   const int64_t channels = std::min(kPanelChannels, header.n - panel * kPanelChannels);
-  // Scales, minima and the padding behind them, and the codes of absent channels.
-  memset(out + layout.scale_offset, 0, size_t(layout.panel_stride - layout.scale_offset));
-  if (channels < kPanelChannels) memset(out, type.scheme.scheme == Scheme::kW4A8 ? 0x88 : 0, size_t(layout.scale_offset));
+  if (channels < kPanelChannels || layout.groups % 2 == 1) {  // absent channels, or scales of a group that is not there
+    memset(out, 0, size_t(layout.panel_stride));
+    if (type.scheme.scheme == Scheme::kW4A8)
+      for (int64_t line = 0; line < layout.lines; ++line) memset(out + layout.line(line), 0x88, 64);
+  }
   for (int64_t c = 0; c < channels; ++c) pack_channel(type, {out, layout, c}, header.k, rows[c]);
 }
 

@@ -14,7 +14,6 @@ namespace {
 constexpr char kMagic[4] = {'T', 'L', 'E', 'W'};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t x, int64_t to) { return ceil_div(x, to) * to; }
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument("packed weight: " + why); }
 
@@ -101,9 +100,17 @@ PackedLayout layout_of(const PackedHeader& h) {
   PackedLayout l = {};
   l.lines = ceil_div(h.k, h.code_bits == 8 ? 4 : 8);
   l.groups = h.group == 0 ? 1 : ceil_div(h.k, h.group);
-  l.scale_offset = l.lines * 64;
-  l.min_offset = l.scale_offset + round_up(l.groups * kPanelChannels * size_of(h.scale_type), 64);
-  l.panel_stride = l.min_offset + round_up(l.groups * kPanelChannels * size_of(h.min_type), 64);
+  l.scale_size = size_of(h.scale_type);
+  if (h.group == 0) {
+    l.pair_shift = 62;
+    l.scale_offset = l.lines * 64;
+    l.panel_stride = l.pair_stride = l.scale_offset + kPanelChannels * l.scale_size;
+  } else {
+    while ((int64_t(32) << l.pair_shift) < 2 * h.group * h.code_bits) ++l.pair_shift;
+    l.code_offset = 2 * kPanelChannels * (size_of(h.scale_type) + size_of(h.min_type));
+    l.pair_stride = l.code_offset + (int64_t(64) << l.pair_shift);
+    l.panel_stride = ceil_div(l.groups, 2) * l.code_offset + l.lines * 64;
+  }
   l.panels = ceil_div(h.n, kPanelChannels);
   l.total_bytes = int64_t(sizeof(PackedHeader)) + l.panels * l.panel_stride;
   return l;
@@ -142,21 +149,22 @@ void pack_panel(const PackedHeader& h, uint8_t* packed, int64_t panel, const int
   uint8_t* out = packed + sizeof(PackedHeader) + panel * l.panel_stride;
   const int64_t channels = std::min(kPanelChannels, h.n - panel * kPanelChannels);
   memset(out, 0, size_t(l.panel_stride));
-  if (h.scheme == Scheme::kW4A8) memset(out, 0x88, size_t(l.scale_offset));
+  if (h.scheme == Scheme::kW4A8)
+    for (int64_t line = 0; line < l.lines; ++line) memset(out + l.line(line), 0x88, 64);
   for (int64_t c = 0; c < channels; ++c) {
     const int8_t* row = codes + c * code_stride;
     if (h.code_bits == 8) {
       for (int64_t line = 0; line < l.lines; ++line)
-        memcpy(out + line * 64 + c * 4, row + line * 4, size_t(std::min<int64_t>(4, h.k - line * 4)));
+        memcpy(out + l.line(line) + c * 4, row + line * 4, size_t(std::min<int64_t>(4, h.k - line * 4)));
     } else {
       for (int64_t k = 0; k < h.k; ++k) {
-        uint8_t& byte = out[k / 8 * 64 + c * 4 + k % 4];
+        uint8_t& byte = out[l.line(k / 8) + c * 4 + k % 4];
         byte = k % 8 < 4 ? uint8_t((byte & 0xF0) | row[k]) : uint8_t((byte & 0x0F) | row[k] << 4);
       }
     }
     for (int64_t g = 0; g < l.groups; ++g) {
-      scalar::store(dtype_of(h.scale_type), out + l.scale_offset, g * kPanelChannels + c, scales[c * l.groups + g]);
-      if (mins) scalar::store(dtype_of(h.min_type), out + l.min_offset, g * kPanelChannels + c, mins[c * l.groups + g]);
+      scalar::store(dtype_of(h.scale_type), out + l.scales(g), c, scales[c * l.groups + g]);
+      if (mins) scalar::store(dtype_of(h.min_type), out + l.mins(g), c, mins[c * l.groups + g]);
     }
   }
 }
@@ -166,16 +174,16 @@ void unpack_channel(const PackedHeader& h, const uint8_t* packed, int64_t channe
   const uint8_t* panel = packed + sizeof(PackedHeader) + channel / kPanelChannels * l.panel_stride;
   const int64_t c = channel % kPanelChannels;
   for (int64_t k = 0; k < h.k; ++k) {
-    const int64_t at = (h.group == 0 ? 0 : k / h.group) * kPanelChannels + c;
-    const float scale = scalar::load(dtype_of(h.scale_type), panel + l.scale_offset, at);
+    const int64_t group = h.group == 0 ? 0 : k / h.group;
+    const float scale = scalar::load(dtype_of(h.scale_type), panel + l.scales(group), c);
     if (h.code_bits == 8) {
-      out[k] = scale * float(int8_t(panel[k / 4 * 64 + c * 4 + k % 4]));
+      out[k] = scale * float(int8_t(panel[l.line(k / 4) + c * 4 + k % 4]));
       continue;
     }
-    const uint8_t byte = panel[k / 8 * 64 + c * 4 + k % 4];
+    const uint8_t byte = panel[l.line(k / 8) + c * 4 + k % 4];
     const int q = k % 8 < 4 ? byte & 15 : byte >> 4;
     out[k] = h.scheme == Scheme::kW4A8 ? scale * float(q - 8)
-                                       : fmaf(scale, float(q), scalar::load(dtype_of(h.min_type), panel + l.min_offset, at));
+                                       : fmaf(scale, float(q), scalar::load(dtype_of(h.min_type), panel + l.mins(group), c));
   }
 }
 

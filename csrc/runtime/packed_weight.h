@@ -1,11 +1,18 @@
 // The self-describing packed weight: a plain byte tensor that means the same on every machine (little-endian).
 //
 //   header   64 bytes, below
-//   body     ceil(N / 16) panels of panel_stride bytes, one after another; a panel is
+//   body     ceil(N / 16) panels of panel_stride bytes, one after another. A panel is
 //              codes    lines of 64 bytes: 16 output channels x 4 consecutive k (8-bit codes, signed), or x 8 k (4-bit codes, unsigned: the low
 //                       nibble of byte i is k + i, the high nibble k + 4 + i); K padded to whole lines
-//              scales   [groups][16] of scale_type, from a 64-byte boundary of the body, padded to one
-//              minima   likewise, when the scheme has them
+//              scales   [16] fp32
+//            or, by groups, for every two of them (the last may stand alone, and be short)
+//              scales   [2][16] of scale_type
+//              minima   [2][16] of min_type, when the scheme has them
+//              codes    the lines of both groups
+//
+// Scales stand right before their codes because a kernel that computes with both then reads memory from the panel's beginning to its end. In a
+// section of their own they are a second stream, and leaving out as little as 512 bytes of the first one costs half of the bandwidth (Zen 4).
+// Two groups, so that all lines begin on 64-byte boundaries of the body.
 //
 // Channels past N have scales 0; 8-bit codes past K or N are 0, 4-bit ones the code whose value is 0 times a scale.
 // Readers refuse what they do not know.
@@ -51,12 +58,20 @@ inline constexpr int64_t kMaxK = 133144, kMaxKFullRange = 132104;
 
 // Where things lie for a header. Offsets in bytes from the start of a panel.
 struct PackedLayout {
-  int64_t lines;   // of 64 bytes per panel
-  int64_t groups;  // scales of a channel
-  int64_t scale_offset, min_offset;
+  int64_t lines;         // of 64 bytes per panel
+  int64_t groups;        // scales of a channel
+  int64_t scale_offset;  // of the first scales
   int64_t panel_stride;
   int64_t panels;
   int64_t total_bytes;  // header and body
+
+  int64_t line(int64_t i) const { return (i >> pair_shift) * pair_stride + code_offset + (i & ((int64_t(1) << pair_shift) - 1)) * 64; }
+  int64_t scales(int64_t group) const { return scale_offset + group / 2 * pair_stride + group % 2 * kPanelChannels * scale_size; }
+  int64_t mins(int64_t group) const { return group / 2 * pair_stride + (2 + group % 2) * kPanelChannels * scale_size; }
+
+  // Two groups have 2^pair_shift lines in pair_stride bytes, the first one at code_offset. Without groups the pair is the whole panel.
+  int64_t pair_shift, pair_stride, code_offset;
+  int64_t scale_size;  // bytes of a scale, and of a minimum
 };
 
 // A scheme with its group sizes, as users name it.

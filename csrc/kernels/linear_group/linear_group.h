@@ -10,6 +10,10 @@
 //   y[m, n] = round(acc + bias[n])
 //
 // q is the code: signed (8 bits), code - 8 (4 bits, symmetric), code (4 bits with minima).
+//
+// A panel holds 16 channels in lines of 64 bytes, [16 channels][4 consecutive k] of 8 bits or [16][8] of 4 bits (the low nibble of byte i is k + i, the
+// high one k + 4 + i). Per channel: all lines, then 16 fp32 scales at scale_offset. By groups, for every two of them: 2 x 16 scales, 2 x 16
+// minima if there are minima, the lines of the two groups; of a last group that stands alone, the same with its lines only.
 #pragma once
 
 #include <stdint.h>
@@ -22,7 +26,8 @@ enum class GroupCodes : int { kInt8 = 0, kInt4 = 1, kInt4Min = 2 };
 
 struct LinearGroupArgs {
   const uint8_t* panels;  // the first panel; at least 8-byte aligned
-  int64_t panel_stride, scale_offset, min_offset;  // bytes
+  int64_t panel_stride;   // bytes
+  int64_t scale_offset;   // of the scales per channel
   int64_t k;      // in features; groups = ceil(k / group), the last one may be short
   int64_t group;  // 32, 64 or 128
   int64_t n;      // channels wanted, counted from the first panel; the last panel may be partial
