@@ -12,6 +12,7 @@
 #if defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #endif
 
 namespace tle {
@@ -83,6 +84,16 @@ bool cpu_supports(Isa isa) {
     return s;
   }();
   return supported[size_t(isa)];
+}
+
+bool sve_is_wide() {
+#if defined(__aarch64__)
+  if (!cpu_supports(Isa::kSve2)) return false;
+  const int length = prctl(PR_SVE_GET_VL);
+  return length >= 0 && (length & PR_SVE_VL_LEN_MASK) > 16;
+#else
+  return false;
+#endif
 }
 
 std::vector<Isa> supported_isas() {

@@ -13,6 +13,9 @@ const char* isa_name(Isa isa);
 // Whether the CPU (and the operating system) can run code of this level. kRef always can.
 bool cpu_supports(Isa isa);
 
+// Whether scalable vectors are longer than NEON's 128 bits. Where they are not, they do what NEON does.
+bool sve_is_wide();
+
 // The levels that this CPU can run, worst first.
 std::vector<Isa> supported_isas();
 

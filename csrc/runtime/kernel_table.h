@@ -1,5 +1,5 @@
-// The table of an operator's implementations. Rows stand best first; the first one that the CPU has and TLE_ISA
-// allows is chosen once. Tests and benchmarks walk all().
+// The table of an operator's implementations. Rows stand best first; the first one that the CPU has, that pays
+// there and that TLE_ISA allows is chosen once. Tests and benchmarks walk all().
 #pragma once
 
 #include <atomic>
@@ -57,7 +57,7 @@ class KernelTable final : public KernelTableBase {
  private:
   const Variant<Fn>& choose() const {
     for (const auto& row : rows_)
-      if (row.isa <= isa_cap() && cpu_supports(row.isa)) return row;
+      if (row.isa <= isa_cap() && cpu_supports(row.isa) && (row.pays == nullptr || row.pays())) return row;
     return rows_.back();  // the scalar reference, which every table ends with
   }
 

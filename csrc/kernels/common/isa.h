@@ -11,6 +11,7 @@ template <class Fn>
 struct Variant {
   Isa isa;
   Fn* fn;
+  bool (*pays)() = nullptr;  // whether a CPU of this level is faster with this row than with those below; null: always
 };
 
 }  // namespace tle
