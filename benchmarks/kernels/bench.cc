@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "benchmarks/kernels/peak.h"
+#include "csrc/engine/attention.h"
 #include "csrc/engine/linear.h"
+#include "csrc/engine/sdot.h"
 #include "csrc/kernels/tables.h"
 #include "csrc/runtime/cpu.h"
 #include "csrc/runtime/packed_weight.h"
@@ -172,14 +174,14 @@ double cycles_per_second;
 void print_bandwidth(const char* op, Isa isa, const std::string& shape, int threads, double seconds, int64_t bytes,
                      double bound) {
   const double rate = double(bytes) / seconds;
-  printf("%-14s %-8s %-34s %2d  %10.1f us  %7.2f GB/s   %5.1f %% of %.2f GB/s\n", op, isa_name(isa), shape.c_str(), threads,
+  printf("%-14s %-8s %-42s %2d  %10.1f us  %7.2f GB/s   %5.1f %% of %.2f GB/s\n", op, isa_name(isa), shape.c_str(), threads,
          seconds * 1e6, rate * 1e-9, 100 * rate / bound, bound * 1e-9);
   fflush(stdout);
 }
 
 void print_macs(const char* op, Isa isa, const std::string& shape, int threads, double seconds, double macs, double peak) {
   const double per_cycle = macs / seconds / cycles_per_second;
-  printf("%-14s %-8s %-34s %2d  %10.1f us  %7.2f MAC/cycle", op, isa_name(isa), shape.c_str(), threads, seconds * 1e6, per_cycle);
+  printf("%-14s %-8s %-42s %2d  %10.1f us  %7.2f MAC/cycle", op, isa_name(isa), shape.c_str(), threads, seconds * 1e6, per_cycle);
   if (peak > 0) printf("  %5.1f %% of %.1f", 100 * macs / seconds / (peak * threads), peak * threads / cycles_per_second);
   printf("\n");
   fflush(stdout);
@@ -219,19 +221,25 @@ struct Weights {
   const LinearWeight& next() { return views[turn++ % views.size()]; }
 };
 
-Weights packed_weights(int64_t n, int64_t k, int64_t total) {
-  const PackedHeader header = make_header({Scheme::kW8A8, 0, 0}, n, k);
+Weights packed_weights(const std::string& scheme, int64_t n, int64_t k, int64_t total) {
+  const PackedHeader header = make_header(parse_scheme(scheme), n, k);
   const PackedLayout l = layout_of(header);
   const int64_t copies = std::max<int64_t>(1, (total + l.total_bytes - 1) / l.total_bytes);
-  Bytes memory = random_bytes(copies * l.total_bytes);
+  Bytes memory(copies * l.total_bytes);
+  // One panel of random codes, everywhere.
+  std::vector<int8_t> codes(size_t(16 * k));
+  for (int8_t& c : codes) c = header.code_bits == 8 ? int8_t(random_bits() % 255 - 127) : int8_t(random_bits() % 16);
+  const std::vector<float> scales(size_t(16 * l.groups), 0.01f);
+  std::vector<uint8_t> first(size_t(sizeof header + l.panel_stride));
+  PackedHeader one = header;
+  one.n = std::min<int64_t>(n, 16);
+  pack_panel(one, first.data(), 0, codes.data(), k, scales.data(), header.min_type == ScaleType::kNone ? nullptr : scales.data());
   std::vector<LinearWeight> views;
   for (int64_t i = 0; i < copies; ++i) {
     uint8_t* at = memory.data + i * l.total_bytes;
     memcpy(at, &header, sizeof header);
-    for (int64_t p = 0; p < l.panels; ++p) {
-      float* scales = reinterpret_cast<float*>(at + sizeof header + p * l.panel_stride + l.scale_offset);
-      std::fill(scales, scales + 16, 0.01f);
-    }
+    for (int64_t p = 0; p < l.panels; ++p)
+      memcpy(at + sizeof header + p * l.panel_stride, first.data() + sizeof header, size_t(l.panel_stride));
     LinearWeight w;
     w.data = at;
     w.packed = true;
@@ -282,15 +290,33 @@ struct Rows {
   Activation activation;
 };
 
-std::string shape_of(const char* what, int64_t rows, int64_t n, int64_t k) {
-  return std::string(what) + " " + std::to_string(rows) + " x [" + std::to_string(n) + ", " + std::to_string(k) + "]";
+std::string shape_of(const std::string& what, int64_t rows, int64_t n, int64_t k) {
+  return what + " " + std::to_string(rows) + " x [" + std::to_string(n) + ", " + std::to_string(k) + "]";
 }
 
-// One linear of `rows` rows, at every thread count.
-void linear_case(const char* op, Isa isa, const char* what, DType t, int64_t rows, int64_t n, int64_t k, bool in_memory) {
+// Where the weights of a case are.
+enum class From { kMemory, kCache };
+
+// Times run(), which reads `bytes` of `memory` at each call, in turns with the plain loop over as many bytes, from the opposite side of
+// the same buffer.
+void bandwidth_case(const char* op, Isa isa, const std::string& shape, int threads, const Bytes& memory, int64_t bytes,
+                    const std::function<void()>& run) {
+  int64_t at = 0;
+  const Pair time = time_in_turns(run, [&] {
+    const int64_t opposite = (at + memory.size / 2) % memory.size / 4096 * 4096;
+    read_all(memory.data + std::min(opposite, memory.size - bytes), bytes);
+    at += bytes;
+  });
+  print_bandwidth(op, isa, shape, threads, time.a, bytes, double(bytes) / time.b);
+}
+
+// One linear of `rows` rows in bf16 (or the dense weight's type), at every thread count. format: a scheme, or the type of a dense weight.
+void linear_case(const char* op, Isa isa, const std::string& format, int64_t rows, int64_t n, int64_t k, From from) {
   if (options.quick) n = std::min<int64_t>(n, 256);
-  Weights weights = t == DType::kF32 && !strcmp(op, "linear_w8") ? packed_weights(n, k, in_memory ? working_set() : 0)
-                                                                 : dense_weights(t, n, k, in_memory ? working_set() : 0);
+  const DType t = format == "fp32" ? DType::kF32 : format == "fp16" ? DType::kF16 : DType::kBF16;
+  const bool dense = format == "fp32" || format == "fp16" || format == "bf16";
+  const int64_t total = from == From::kMemory ? working_set() : 0;
+  Weights weights = dense ? dense_weights(t, n, k, total) : packed_weights(format, n, k, total);
   Rows x(t, rows, k);
   Bytes out(rows * n * dtype_size(t));
   auto run = [&] {
@@ -300,53 +326,166 @@ void linear_case(const char* op, Isa isa, const char* what, DType t, int64_t row
     add_linears(program, x.activation, &w, &to, 1);
     program.run();
   };
-  const int64_t bytes = weights.views[0].bytes();
+  const std::string shape = shape_of(format + (from == From::kMemory ? " memory" : " cache"), rows, n, k);
   for (int threads : options.threads) {
     set_num_threads(threads);
-    if (rows == 1 && in_memory) {
-      // The plain loop reads as many bytes a call, from the same buffer on the opposite side.
-      int64_t at = 0;
-      const Pair time = time_in_turns(run, [&] {
-        const int64_t opposite = (at + weights.memory.size / 2) % weights.memory.size / 4096 * 4096;
-        read_all(weights.memory.data + std::min(opposite, weights.memory.size - bytes), bytes);
-        at += bytes;
-      });
-      print_bandwidth(op, isa, shape_of(what, rows, n, k), threads, time.a, bytes, double(bytes) / time.b);
-    } else {
-      print_macs(op, isa, shape_of(what, rows, n, k), threads, time_of(run), double(rows * n * k),
-                 peak_of(isa, weights.views[0].packed));
-    }
+    // Up to eight rows of a weight in memory are bound by its bytes.
+    if (rows <= 8 && from == From::kMemory)
+      bandwidth_case(op, isa, shape, threads, weights.memory, weights.views[0].bytes(), run);
+    else
+      print_macs(op, isa, shape, threads, time_of(run), double(rows * n * k), peak_of(isa, !dense));
   }
 }
 
 void linear_w8_cases(Isa isa) {
   const char* op = "linear_w8";
-  linear_case(op, isa, "memory", DType::kF32, 1, 4096, 4096, true);
-  linear_case(op, isa, "memory", DType::kF32, 1, 151936, 1024, true);
-  linear_case(op, isa, "memory", DType::kF32, 1, 576, 576, true);
-  linear_case(op, isa, "memory", DType::kF32, 1, 1536, 576, true);
-  linear_case(op, isa, "memory", DType::kF32, 1, 576, 1536, true);
-  linear_case(op, isa, "cache", DType::kF32, 1, 576, 576, false);
-  linear_case(op, isa, "cache", DType::kF32, 1, 1536, 576, false);
-  for (int64_t rows : {2, 4, 8}) linear_case(op, isa, "memory", DType::kF32, rows, 4096, 4096, true);
-  linear_case(op, isa, "cache", DType::kF32, 512, 576, 576, false);
-  linear_case(op, isa, "cache", DType::kF32, 512, 1536, 576, false);
-  linear_case(op, isa, "cache", DType::kF32, 512, 576, 1536, false);
-  linear_case(op, isa, "cache", DType::kF32, 512, 4096, 4096, false);
+  linear_case(op, isa, "w8a8", 1, 4096, 4096, From::kMemory);
+  linear_case(op, isa, "w8a8", 1, 151936, 1024, From::kMemory);
+  for (auto [n, k] : {std::pair<int, int>{576, 576}, {1536, 576}, {576, 1536}}) {
+    linear_case(op, isa, "w8a8", 1, n, k, From::kMemory);
+    linear_case(op, isa, "w8a8", 1, n, k, From::kCache);
+  }
+  for (int64_t rows : {2, 4, 8}) linear_case(op, isa, "w8a8", rows, 4096, 4096, From::kMemory);
+  for (auto [n, k] : {std::pair<int, int>{576, 576}, {1536, 576}, {576, 1536}, {4096, 4096}})
+    linear_case(op, isa, "w8a8", 512, n, k, From::kCache);
+}
+
+void linear_group_cases(Isa isa) {
+  const char* op = "linear_group";
+  for (const std::string& scheme : scheme_names()) {
+    if (parse_scheme(scheme).act_group == 0) continue;  // linear_w8's
+    linear_case(op, isa, scheme, 1, 4096, 4096, From::kMemory);
+    linear_case(op, isa, scheme, 1, 1536, 576, From::kMemory);
+    linear_case(op, isa, scheme, 4, 4096, 4096, From::kMemory);
+    linear_case(op, isa, scheme, 512, 1536, 576, From::kCache);
+    linear_case(op, isa, scheme, 512, 2048, 2048, From::kCache);
+  }
 }
 
 void linear_dense_cases(Isa isa) {
   const char* op = "linear_dense";
-  linear_case(op, isa, "bf16, memory", DType::kBF16, 1, 49152, 576, true);
-  linear_case(op, isa, "bf16, memory", DType::kBF16, 1, 4096, 4096, true);
-  linear_case(op, isa, "fp16, memory", DType::kF16, 1, 4096, 4096, true);
-  linear_case(op, isa, "fp32, memory", DType::kF32, 1, 4096, 4096, true);
-  linear_case(op, isa, "bf16, cache", DType::kBF16, 1, 576, 576, false);
-  for (DType t : {DType::kBF16, DType::kF16, DType::kF32}) {
-    const char* what = t == DType::kBF16 ? "bf16, cache" : t == DType::kF16 ? "fp16, cache" : "fp32, cache";
-    linear_case(op, isa, what, t, 512, 1536, 576, false);
-    linear_case(op, isa, what, t, 512, 2048, 2048, false);
+  linear_case(op, isa, "bf16", 1, 49152, 576, From::kMemory);
+  for (const char* type : {"bf16", "fp16", "fp32"}) {
+    linear_case(op, isa, type, 1, 4096, 4096, From::kMemory);
+    linear_case(op, isa, type, 512, 1536, 576, From::kCache);
+    linear_case(op, isa, type, 512, 2048, 2048, From::kCache);
   }
+}
+
+void sdot_gemv_cases(Isa isa) {
+  for (auto [n, k] : {std::pair<int64_t, int64_t>{4096, 4096}, {1536, 576}}) {
+    if (options.quick) n = 256;
+    const int64_t bytes = n * k, copies = std::max<int64_t>(1, working_set() / bytes);
+    const Bytes memory = random_bytes(copies * bytes), a = random_bytes(k), out(4 * n);
+    int64_t turn = 0;
+    for (int threads : options.threads) {
+      set_num_threads(threads);
+      bandwidth_case("sdot_gemv", isa, shape_of("memory", 1, n, k), threads, memory, bytes, [&] {
+        SdotGemvArgs s = {};
+        s.packed = reinterpret_cast<const int8_t*>(memory.data + turn++ % copies * bytes);
+        s.stride = 4 * n;
+        s.blocks = k / 4;
+        s.n = n;
+        s.a = reinterpret_cast<const int8_t*>(a.data);
+        s.a_stride = k;
+        s.rows = 1;
+        s.out = out.data;
+        s.out_stride = n;
+        Program program(1);
+        add_sdot_gemv(program, s);
+        program.run();
+      });
+    }
+  }
+}
+
+// Decoding reads keys and values from memory; prefill is bound by multiply-adds (half of them: causal).
+void attention_cases(Isa isa) {
+  const int64_t heads = 16, kv_heads = 8, d = 128;
+  AttentionCall call;
+  call.dtype = DType::kBF16;
+  call.batch = 1;
+  call.heads = heads;
+  call.kv_heads = kv_heads;
+  call.d = call.dv = d;
+  call.scale = 0.1f;
+  call.causal = true;
+  for (auto [queries, keys] : {std::pair<int64_t, int64_t>{1, 4096}, {512, 512}}) {
+    const int64_t one = kv_heads * keys * d;  // elements of the keys, and of the values
+    const int64_t copies = queries == 1 ? std::max<int64_t>(1, working_set() / (4 * one)) : 1;
+    const Bytes memory = random_values(DType::kBF16, 2 * one * copies), q = random_values(DType::kBF16, heads * queries * d);
+    const Bytes out(2 * heads * queries * d);
+    call.queries = queries;
+    call.keys = keys;
+    call.q = q.data;
+    call.out = out.data;
+    call.q_strides = call.out_strides = {heads * queries * d, d, heads * d};
+    call.k_strides = call.v_strides = {one, keys * d, d};
+    int64_t turn = 0;
+    auto run = [&] {
+      call.k = memory.data + turn++ % copies * 4 * one;
+      call.v = static_cast<const uint8_t*>(call.k) + 2 * one;
+      Program program(kAttentionStages);
+      add_attention(program, call);
+      program.run();
+    };
+    const std::string shape = "bf16 16:8 heads of 128, " + std::to_string(queries) + " x " + std::to_string(keys);
+    for (int threads : options.threads) {
+      set_num_threads(threads);
+      if (queries == 1)
+        bandwidth_case("attention", isa, shape, threads, memory, 4 * one, run);
+      else
+        print_macs("attention", isa, shape, threads, time_of(run), double(heads * queries * keys * d), peak_of(isa, false));
+    }
+  }
+}
+
+// Operators on rows: one thread, everything in the cache, against the plain loop over the bytes that they read and write.
+void row_case(const char* op, Isa isa, const std::string& shape, int64_t bytes, const std::function<void()>& run) {
+  const Bytes memory = random_bytes(bytes);
+  set_num_threads(1);
+  const Pair time = time_in_turns(run, [&] { read_all(memory.data, bytes); });
+  print_bandwidth(op, isa, shape, 1, time.a, bytes, double(bytes) / time.b);
+}
+
+void quantize_rows_cases(Isa isa) {
+  const int64_t rows = 16, k = 2048;
+  const Bytes x = random_values(DType::kBF16, rows * k), codes(rows * k), scales(4 * rows * k / 32), sums(4 * rows * k / 32);
+  for (int64_t group : {0, 32})
+    row_case("quantize_rows", isa, "bf16 16 x 2048, groups of " + std::to_string(group), rows * k * 3, [&] {
+      quantize_rows_table.get()({x.data, reinterpret_cast<int8_t*>(codes.data), reinterpret_cast<float*>(scales.data),
+                                 reinterpret_cast<int32_t*>(sums.data), rows, k, group, k, k, DType::kBF16});
+    });
+}
+
+void rms_norm_cases(Isa isa) {
+  const int64_t rows = 16, d = 2048;
+  const Bytes x = random_values(DType::kBF16, rows * d), w = random_values(DType::kBF16, d), out(2 * rows * d);
+  RmsNormArgs a = {};
+  a.x = x.data;
+  a.weight = w.data;
+  a.out = out.data;
+  a.rows = rows;
+  a.d = a.x_stride = a.out_stride = d;
+  a.eps = 1e-6f;
+  a.kind = NormKind::kLlama;
+  a.dtype = a.weight_dtype = DType::kBF16;
+  row_case("rms_norm", isa, "bf16 16 x 2048", 4 * rows * d, [&] { rms_norm_table.get()(a); });
+}
+
+void swiglu_cases(Isa isa) {
+  const int64_t rows = 16, n = 2048;
+  const Bytes gate = random_values(DType::kBF16, rows * n), up = random_values(DType::kBF16, rows * n), out(2 * rows * n);
+  row_case("swiglu", isa, "bf16 16 x 2048", 6 * rows * n,
+           [&] { swiglu_table.get()({gate.data, up.data, out.data, rows, n, n, n, n, DType::kBF16}); });
+}
+
+void rotary_cases(Isa isa) {
+  const int64_t heads = 16, d = 128;
+  const Bytes x = random_values(DType::kBF16, heads * d), cos = random_values(DType::kBF16, d), sin = random_values(DType::kBF16, d);
+  const Bytes out(2 * heads * d);
+  row_case("rotary", isa, "bf16 16 heads of 128", 4 * heads * d,
+           [&] { rotary_table.get()({x.data, cos.data, sin.data, out.data, heads, d, d, d, d, DType::kBF16}); });
 }
 
 // A table that is not listed here is reported as not measured.
@@ -354,7 +493,11 @@ struct OpCases {
   const char* op;
   void (*run)(Isa);
 };
-constexpr OpCases kCases[] = {{"linear_w8", linear_w8_cases}, {"linear_dense", linear_dense_cases}};
+constexpr OpCases kCases[] = {
+    {"attention", attention_cases},         {"linear_dense", linear_dense_cases}, {"linear_group", linear_group_cases},
+    {"linear_w8", linear_w8_cases},         {"quantize_rows", quantize_rows_cases}, {"rms_norm", rms_norm_cases},
+    {"rotary", rotary_cases},               {"sdot_gemv", sdot_gemv_cases},       {"swiglu", swiglu_cases},
+};
 
 void run_table(KernelTableBase& table) {
   if (!options.op.empty() && options.op != table.op()) return;
@@ -368,7 +511,7 @@ void run_table(KernelTableBase& table) {
     }
     return;
   }
-  printf("%-14s not measured\n", table.op());
+  printf("%-14s not measured%s\n", table.op(), strcmp(table.op(), "attention_merge") == 0 ? " by itself: a part of attention" : "");
 }
 
 [[noreturn]] void usage(int status) {
