@@ -181,7 +181,9 @@ int64_t LinearWeight::bytes() const {
 }
 
 const QuantizedRows& Activation::with_group(int32_t group) const {
-  return quantized[std::find(std::begin(kGroups), std::end(kGroups), group) - std::begin(kGroups)];
+  for (size_t i = 0; i < std::size(kGroups); ++i)
+    if (kGroups[i] == group) return quantized[i];
+  throw std::logic_error("a packed weight wants activation groups that no scheme has");
 }
 
 void add_quantize(Program& program, Activation& x, const LinearWeight* const* weights, int count) {
