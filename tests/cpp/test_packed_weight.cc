@@ -68,25 +68,36 @@ TEST(PackedWeight, TheLayoutIsTheDocumentedOne) {
   }
 }
 
-TEST(PackedWeight, FourBitCodesShareABytePerEightK) {
+// By hand for groups of 32: a pair of groups is [2][16] scales, [2][16] minima and eight lines of 16 channels x 8 k.
+TEST(PackedWeight, FourBitCodesFollowTheScalesOfTwoGroups) {
   Random random(2);
-  const int64_t n = 18, k = 45;
-  for (const char* scheme : {"w4a8-g32", "w4a8-g32-asym"}) {
-    SCOPED_TRACE(scheme);
-    Packed w(random, scheme, n, k);
-    EXPECT_EQ(w.layout.lines, 6);
-    EXPECT_EQ(w.layout.groups, 2);
-    EXPECT_EQ(w.layout.panel_stride % 64, 0);
-    const int empty = w.header.scheme == Scheme::kW4A8 ? 8 : 0;  // the code of 0
-    for (int64_t channel = 0; channel < 32; ++channel) {
-      const uint8_t* panel = w.bytes.data() + 64 + channel / 16 * w.layout.panel_stride;
-      for (int64_t i = 0; i < 48; ++i) {
-        const uint8_t byte = panel[i / 8 * 64 + channel % 16 * 4 + i % 4];
-        EXPECT_EQ(i % 8 < 4 ? byte & 15 : byte >> 4, channel < n && i < k ? w.codes[size_t(channel * k + i)] : empty)
-            << channel << " " << i;
+  const int64_t n = 18;
+  for (const char* scheme : {"w4a8-g32", "w4a8-g32-asym"})
+    for (int64_t k : {45, 140}) {
+      SCOPED_TRACE(std::string(scheme) + " k=" + std::to_string(k));
+      Packed w(random, scheme, n, k);
+      const bool asymmetric = w.header.scheme == Scheme::kW4A8Asym;
+      const int64_t head = asymmetric ? 128 : 64, pair = head + 8 * 64, lines = (k + 7) / 8, groups = (k + 31) / 32;
+      EXPECT_EQ(w.layout.lines, lines);
+      EXPECT_EQ(w.layout.groups, groups);
+      EXPECT_EQ(w.layout.panel_stride, (groups + 1) / 2 * head + lines * 64);
+      for (int64_t channel = 0; channel < 32; ++channel) {
+        const uint8_t* panel = w.bytes.data() + 64 + channel / 16 * w.layout.panel_stride;
+        for (int64_t i = 0; i < lines * 8; ++i) {
+          const uint8_t byte = panel[i / 64 * pair + head + i / 8 % 8 * 64 + channel % 16 * 4 + i % 4];
+          const int empty = asymmetric ? 0 : 8;  // the code whose value is 0
+          EXPECT_EQ(i % 8 < 4 ? byte & 15 : byte >> 4, channel < n && i < k ? w.codes[size_t(channel * k + i)] : empty)
+              << channel << " " << i;
+        }
+        for (int64_t g = 0; g < groups; ++g) {
+          const uint8_t* scales = panel + g / 2 * pair + g % 2 * 32;
+          EXPECT_EQ(scalar::load(DType::kF16, scales, channel % 16), channel < n ? w.scales[size_t(channel * groups + g)] : 0.0f);
+          if (asymmetric) {
+            EXPECT_EQ(scalar::load(DType::kF16, scales + 64, channel % 16), channel < n ? w.mins[size_t(channel * groups + g)] : 0.0f);
+          }
+        }
       }
     }
-  }
 }
 
 TEST(PackedWeight, UnpackingGivesTheValues) {
