@@ -1,14 +1,11 @@
 // From integer sums to outputs, for every vector variant of linear_w8; include after one of common/lanes_*.h.
 #pragma once
 
+#include "csrc/kernels/common/prefetch.h"
 #include "csrc/kernels/linear_w8/linear_w8.h"
 
 namespace tle {
 namespace {
-
-// Several rows use a line more slowly than one row does, and then the hardware's own prefetching does not run far enough ahead: on Zen 4
-// 8 rows read weights from memory at 45 % of its bandwidth without this, at 75-90 % with it. One row is at 98 % without.
-constexpr int64_t kPrefetchAhead = 4096;
 
 static inline int64_t linear_w8_panels(const LinearW8Args& a) { return (a.n + 15) / 16; }
 

@@ -35,7 +35,7 @@ static inline void tile(const LinearW8Args& a, int64_t row, int64_t panel) {
   for (int64_t line = 0; line < a.lines; ++line, w += 64, x += 4) {
     __m512i codes[kPanels];
     TLE_UNROLL for (int p = 0; p < kPanels; ++p) {
-      __builtin_prefetch(w + p * a.panel_stride + kPrefetchAhead);
+      prefetch_weights(w + p * a.panel_stride);
       codes[p] = unsigned_line(w + p * a.panel_stride);
     }
     TLE_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -57,8 +57,10 @@ static inline void vector_panel(const LinearW8Args& a, int64_t row, int64_t pane
   __m512i acc[4] = {start(a, row), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
   int64_t line = 0;
   for (; line + 4 <= a.lines; line += 4)
-    TLE_UNROLL for (int i = 0; i < 4; ++i)
+    TLE_UNROLL for (int i = 0; i < 4; ++i) {
+      prefetch_weights(w + 64 * (line + i));
       acc[i] = _mm512_dpbusd_epi32(acc[i], unsigned_line(w + 64 * (line + i)), four_codes(x + 4 * (line + i)));
+    }
   for (; line < a.lines; ++line) acc[0] = _mm512_dpbusd_epi32(acc[0], unsigned_line(w + 64 * line), four_codes(x + 4 * line));
   const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(acc[0], acc[1]), _mm512_add_epi32(acc[2], acc[3]));
   linear_w8_store(a, row, panel, {sum});
