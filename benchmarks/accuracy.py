@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What quantisation costs: how far a patched model's next-token distributions are from the unpatched model's.
 
-    python benchmarks/accuracy.py [--model FOLDER_OR_GGUF] [--scheme w8a8 ...] [--text FILE] [--tokens 2048] [--json FILE]
+    python benchmarks/accuracy.py [--model FOLDER_OR_GGUF] [--scheme w8a8] [--text FILE] [--tokens 2048] [--json FILE]
 
 The text (by default data/text.txt: English and Python, written for this purpose) is cut into windows that the model
 reads one by one. At every position the distribution of the reference, the model in bf16 as transformers runs it
@@ -77,7 +77,7 @@ GRIDS = {"w8a8": (0, 0), "w8a8-a32": (0, 32), "w8a8-g32": (32, 32)}
 
 
 def on_grid(x: torch.Tensor, group: int) -> torch.Tensor:
-    """Each row, or group of a row, of x on its int8 grid: codes round_half_even(x 127 / amax), step amax / 127; fp32."""
+    """Each row, or group of a row, of x on its int8 grid, fp32: codes round_half_even(x 127 / amax), step amax / 127."""
     size = x.shape[-1]
     wide = x.float()
     if group:

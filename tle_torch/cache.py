@@ -210,8 +210,8 @@ class CacheLayer(CacheLayerMixin):
     def _allocate(self, keys: torch.Tensor, values: torch.Tensor, needed: int) -> None:
         slots = max(needed, min(self.reserve, _RESERVE_LIMIT))
         slots = -(-slots // _SLOT_STEP) * _SLOT_STEP
-        self.key_slots = torch.empty((*keys.shape[:2], slots, keys.shape[3]), dtype=keys.dtype)
-        self.value_slots = torch.empty((*values.shape[:2], slots, values.shape[3]), dtype=values.dtype)
+        self.key_slots = _empty((*keys.shape[:2], slots, keys.shape[3]), keys.dtype)
+        self.value_slots = _empty((*values.shape[:2], slots, values.shape[3]), values.dtype)
         self._spare = None
 
     def _fits(self, keys: torch.Tensor, values: torch.Tensor) -> bool:
@@ -233,8 +233,8 @@ class CacheLayer(CacheLayerMixin):
         if self._spare is not None and self._spare[0].shape[0] == len(rows):
             self.key_slots, self.value_slots = self._spare
         else:
-            self.key_slots = old[0].new_empty((len(rows), *old[0].shape[1:]))
-            self.value_slots = old[1].new_empty((len(rows), *old[1].shape[1:]))
+            self.key_slots = _empty((len(rows), *old[0].shape[1:]), old[0].dtype)
+            self.value_slots = _empty((len(rows), *old[1].shape[1:]), old[1].dtype)
         self.keys.copy_(used[0].index_select(0, rows))
         self.values.copy_(used[1].index_select(0, rows))
         self._spare = old if old[0].shape[0] == len(rows) else None
@@ -308,7 +308,8 @@ class Cache(HFCache):
         stack = self.layers[:layers]
         used = stack[0].length
         if any(map(used.__ne__, map(_length_of, stack))):
-            raise ValueError(f"tle_torch.Cache: its layers hold {sorted({c.length for c in stack})} tokens; they must agree")
+            lengths = sorted({layer.length for layer in stack})
+            raise ValueError(f"tle_torch.Cache: its layers hold {lengths} tokens; they must agree")
         key_slots, value_slots, shape, capacity = self._step
         if (
             capacity < used + tokens
@@ -349,6 +350,12 @@ class Cache(HFCache):
 
     def __repr__(self) -> str:
         return f"tle_torch.Cache(layers={len(self.layers)}, length={self.get_seq_length()})"
+
+
+def _empty(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    # A tensor made in inference mode could never be written outside of it; a cache may live longer than the mode.
+    with torch.inference_mode(False):
+        return torch.empty(sizes, dtype=dtype, device="cpu")
 
 
 def _shape(tensor: torch.Tensor, length: int | None = None) -> str:

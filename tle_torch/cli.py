@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--quantize-head", action="store_true", help="also pack the language-model head")
         command.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="of activations (default bfloat16)")
         command.add_argument("--max-new-tokens", type=int, default=512)
-        command.add_argument("--sample", action="store_true", help="sample as the model's own settings say (default: greedy)")
+        command.add_argument("--sample", action="store_true", help="sample, with the model's own settings (default: greedy)")
         command.add_argument("--report", action="store_true", help="print what was patched")
         command.set_defaults(run=run)
     return parser
@@ -102,8 +102,8 @@ def _load(options: argparse.Namespace, console: Console):
     if options.report:
         console.print(report)
     console.print(
-        f"{options.model}: {report.scheme}, {report.bytes_after / 2**20:.0f} MiB, {report.threads} threads, {report.isa}; "
-        f"ready in {time.perf_counter() - begin:.1f} s",
+        f"{options.model}: {report.scheme}, {report.bytes_after / 2**20:.0f} MiB, {report.threads} threads, "
+        f"{report.isa}; ready in {time.perf_counter() - begin:.1f} s",
         style="dim",
     )
     return model, tokenizer

@@ -6,8 +6,8 @@ cache, a mask of its own), it hands all layers to `fused_decode_step`, prefill a
 run one by one, with the same bits.
 
 What "nothing asks" means is checked at every call, because any of it can change between two tokens. Everything that
-can be precomputed is: a `StepPlan` holds the weights in the operator's order, and what it was built from, in a form that
-C loops can compare (a few hundred dictionaries and objects in some tens of microseconds).
+can be precomputed is: a `StepPlan` holds the weights in the operator's order, and what it was built from, in a form
+that C loops can compare (a few hundred dictionaries and objects in some tens of microseconds).
 """
 
 from __future__ import annotations
@@ -90,24 +90,33 @@ class StepPlan:
         self._views = [*(d.values() for d in contents), (_END,)]
         self._contents = list(itertools.chain.from_iterable(self._views))
         inner = parts[1:]
+        self._inner, self._classes = inner, [type(m) for m in inner]
         self._instances = [m.__dict__ for m in inner]
         hooks = [d for m in inner for d in (m._forward_hooks, m._forward_pre_hooks)]
         # Capture hooks that transformers left behind are known by their handles' ids, which are never used again.
         self._hook_free = [d for d in hooks if not d]
         self._hooked = [(d, tuple(d)) for d in hooks if d]
         self._foreign_hook = any(not is_capture_hook(hook) for d in hooks for hook in d.values())
-        self._forwards = [(cls, cls.forward) for cls in {type(m) for m in inner}]
+        self._forwards = [(cls, cls.forward) for cls in set(self._classes)]
+        self._settings: list[tuple[dict, str, object]] = []
 
     def is_current(self) -> bool:
         """Whether the decoder is made of the same objects as when the plan was built."""
         now = itertools.chain.from_iterable(self._views)
         return (
             all(map(operator.is_, now, self._contents))
+            and all(map(operator.is_, map(type, self._inner), self._classes))
+            and all(owner.get(name) is value for owner, name, value in self._settings)
             and not any(self._hook_free)
             and not any(map(operator.contains, self._instances, itertools.repeat("forward")))
             and all(tuple(d) == ids for d, ids in self._hooked)
             and all(cls.forward is forward for cls, forward in self._forwards)
         )
+
+    def _watch_settings(self, owner: object, *names: str | None) -> None:
+        """Remembers numbers that the operator is told: attributes of a module or a config that may be set anew."""
+        values = vars(owner)
+        self._settings += [(values, name, values[name]) for name in names if name in values]
 
     # ---- building ----
 
@@ -124,6 +133,7 @@ class StepPlan:
         layers = list(getattr(decoder, family.layers))
         if not layers:
             raise NotFusable("it has no layers")
+        self._watch_settings(decoder.config, "sliding_window", "layer_types")
         common: dict[str, object] = {}
 
         def agree(**facts) -> None:
@@ -169,6 +179,7 @@ class StepPlan:
             input_norm, q_norm, k_norm, post_norm = (None if n is None else n.weight for n in norms)
             self.weights += [input_norm, *_pair(q), *_pair(k), *_pair(v), q_norm, k_norm, *_pair(o), post_norm]
             self.weights += [*_pair(gate), *_pair(up), *_pair(down)]
+            self._watch_settings(attention, "scaling", "head_dim", "attention_dropout", family.rotates)
             rope.append(int(family.rotates_in(attention)))
             windows.append(family.window_of(attention))
             attentions.append(attention)
@@ -220,10 +231,10 @@ class StepPlan:
         cache.commit_step(self.layer_count, tokens)
         return hidden
 
-    @staticmethod
-    def _norm_facts(norm: nn.Module) -> dict[str, object]:
+    def _norm_facts(self, norm: nn.Module) -> dict[str, object]:
         if not isinstance(norm, PatchedNorm):
             raise NotFusable(f"a {type(norm).__name__} is not patched")
+        self._watch_settings(norm, norm.tle_eps, "tle_kind")
         return {"epsilon": getattr(norm, norm.tle_eps), "norm_kind": norm.tle_kind}
 
 
@@ -291,7 +302,7 @@ class Router:
         if starts is False:
             return None
         if position_ids is None:
-            position_ids = torch.arange(used, used + tokens).unsqueeze(0)
+            position_ids = torch.arange(used, used + tokens, device=source.device).unsqueeze(0)
         elif position_ids.dim() != 2 or position_ids.shape[1] != tokens or position_ids.shape[0] not in (1, batch):
             return None
         hidden = decoder.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds

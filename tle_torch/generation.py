@@ -1,8 +1,8 @@
 """generate()'s sampling loop, lean.
 
 Outside the layers, transformers spends about a millisecond of Python on every token: it rebuilds the model's inputs,
-inspects signatures, concatenates masks and positions, and wraps outputs in dataclasses. A small model's whole step takes
-a few times that. This loop does greedy search and sampling for the common case and keeps what carries meaning:
+inspects signatures, concatenates masks and positions, and wraps outputs in dataclasses. A small model's whole step
+takes a few times that. This loop does greedy search and sampling for the common case and keeps what carries meaning:
 processors, criteria, streamers and the random numbers are the same, called in the same order with the same values, so
 the tokens are the same. Anything else (recorded outputs, a foreign cache, a model that prepares its inputs in its own
 way, ...) is left to transformers' loop.
@@ -41,7 +41,9 @@ _PLAIN_METHODS = (
     "_valid_auto_compile_criteria",
     "prepare_inputs_for_generation",
 )
-_KNOWN_INPUTS = frozenset({"attention_mask", "inputs_embeds", "logits_to_keep", "past_key_values", "position_ids", "use_cache"})
+_KNOWN_INPUTS = frozenset(
+    {"attention_mask", "inputs_embeds", "logits_to_keep", "past_key_values", "position_ids", "use_cache"}
+)
 # What would have to be recorded at every step.
 _RECORDS = ("output_attentions", "output_hidden_states", "output_logits", "output_scores")
 
@@ -140,7 +142,7 @@ class SampleLoop:
         )
         logits = outputs.logits[:, -1].clone()
         del outputs  # the prompt's logits may be large
-        unfinished = torch.ones(self.batch, dtype=torch.long)
+        unfinished = torch.ones(self.batch, dtype=torch.long, device=self.prompt.device)
         while True:
             tokens = self._choose(logits)
             if self.pads and (self.batch > 1):
@@ -232,8 +234,8 @@ def _plain_processor(processor) -> Callable[[torch.Tensor, torch.Tensor], torch.
 
 
 def _without_end(ends: torch.Tensor, length: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Forbids the end tokens while sequences are shorter than `length`; transformers looks every token of the vocabulary
-    up for that, which costs more than the head of a small model."""
+    """Forbids the end tokens while sequences are shorter than `length`; transformers looks every token of the
+    vocabulary up for that, which costs more than the head of a small model."""
 
     def process(sequences: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores.index_fill(-1, ends, -math.inf) if sequences.shape[-1] < length else scores

@@ -245,9 +245,9 @@ class QuantizedLinear(PatchedModule):
 
 
 class PackedEmbedding(PatchedModule):
-    """An embedding that gathers its rows from a packed weight [num_embeddings, embedding_dim]: the table of a model whose
-    checkpoint is packed, shared with the tied head. `weight` is what it is for a QuantizedLinear, but cannot be assigned.
-    """
+    """An embedding that gathers its rows from a packed weight [num_embeddings, embedding_dim]: the table of a model
+    whose checkpoint is packed, shared with the tied head. `weight` is what it is for a QuantizedLinear, but cannot be
+    assigned."""
 
     @staticmethod
     def convert(module: nn.Embedding, packed: torch.Tensor, dtype: torch.dtype, scheme: str) -> None:
@@ -269,8 +269,8 @@ class PackedEmbedding(PatchedModule):
             (self.num_embeddings, self.embedding_dim),
             self._buffers["weight_like"].dtype,
             self.float_weight,
-            "the weight of a packed embedding is a read-only view of its de-quantised values: call tle_torch.unpatch_model "
-            "first",
+            "the weight of a packed embedding is a read-only view of its de-quantised values: call "
+            "tle_torch.unpatch_model first",
         )
 
     def float_weight(self) -> torch.Tensor:
@@ -416,7 +416,9 @@ class PatchedPreTrainedModel(PatchedModule):
             new_head.__class__ = patched_class(DenseLinear, nn.Linear)
         return embeddings
 
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length):
+    def _prepare_cache_for_generation(
+        self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+    ):
         # Only where transformers would make a DynamicCache because nobody asked for anything.
         if (
             model_kwargs.get("past_key_values") is None

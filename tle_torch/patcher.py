@@ -106,7 +106,8 @@ def patch_model(
         return report
     if scan.patched_before:
         report.notes.append(
-            f"{scan.patched_before} modules were patched before and stay as they are; unpatch_model first to change them."
+            f"{scan.patched_before} modules were patched before and stay as they are: unpatch_model first to change "
+            f"them."
         )
 
     record = _patch_record(model)
@@ -199,8 +200,8 @@ def _require_originals(model: nn.Module, remedy: str) -> None:
     for name, module in model.named_modules():
         if isinstance(module, PackedEmbedding) or (isinstance(module, QuantizedLinear) and not module.tle_original):
             raise RuntimeError(
-                f"the original weight of {name or 'the model'} was freed when it was packed: load the checkpoint again, "
-                f"or {remedy}"
+                f"the original weight of {name or 'the model'} was freed when it was packed: load the checkpoint "
+                f"again, or {remedy}"
             )
 
 
@@ -241,7 +242,7 @@ class _Quantize(_Action):
             return
         weight = None
         QuantizedLinear.convert(module, packed, dtype, self.scheme, parameter if keep_original else None)
-        # Nobody else may be reading what is about to be dropped: this frame and getrefcount's argument hold it, no more.
+        # Nobody else may be reading what is about to be dropped: this frame and getrefcount's argument hold it.
         if not keep_original and sys.getrefcount(parameter) <= 2:
             weights.release_file_pages(parameter)
         self._replaced(report, "Linear", original, before, _size(packed), self.scheme)
@@ -320,8 +321,9 @@ class _Scan:
         prefix = f"{name}." if name else ""
         if hasattr(module, "adapter_layer_names") and "base_layer" in module._modules:
             self.adapters += [f"{prefix}{child}" for child in module._modules if child != "base_layer"]
-        for child in ("modules_to_save", "prompt_encoder"):
-            if child in module._modules and hasattr(module, "original_module" if child == "modules_to_save" else "peft_config"):
+        # What these hold is trained beside the model: copies of whole modules, and the encoder of a soft prompt.
+        for child, mark in (("modules_to_save", "original_module"), ("prompt_encoder", "peft_config")):
+            if child in module._modules and hasattr(module, mark):
                 self.adapters.append(f"{prefix}{child}")
 
     def _once(self, probe: Callable[..., object], module: nn.Module, *arguments: object) -> object:
@@ -436,9 +438,8 @@ def _heads(model: nn.Module) -> set[int]:
     heads: set[int] = set()
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
-            output = module.get_output_embeddings()
-            if output is not None:
-                heads.add(id(output))
+            with contextlib.suppress(AttributeError, NotImplementedError):  # how some models say that they have none
+                heads.add(id(module.get_output_embeddings()))
             if module.base_model is not module:
                 heads.update(id(child) for child in module.children() if isinstance(child, nn.Linear))
     return heads
@@ -528,7 +529,11 @@ def _decoders(model: nn.Module) -> Iterator[tuple[str, PatchedDecoder]]:
 
 def _patch_models(model: nn.Module, record: PatchRecord, report: Report) -> None:
     """Patches the models in a model: routing and attention of the decoders that are known, caches, saving."""
-    models = [(n, m) for n, m in model.named_modules() if isinstance(m, PreTrainedModel) and not isinstance(m, PatchedModule)]
+    models = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, PreTrainedModel) and not isinstance(module, PatchedModule)
+    ]
     for name, module in models:
         family = family_of(module)
         if family is None:
@@ -553,7 +558,7 @@ def _patch_models(model: nn.Module, record: PatchRecord, report: Report) -> None
         module.tle_router.disabled = reason or self_check(module)
         report.whole_step[name] = module.tle_router.refusal(module)
     for _, module in models:
-        # The whole text model must be decoders that are known, or some other part of it may use the cache in its own way.
+        # The text model itself must be a decoder that is known: another may use its cache in a way of its own.
         text = module.config.get_text_config(decoder=True)
         if module.can_generate() and supports_config(text) and any(d.config is text for _, d in _decoders(module)):
             module.tle_owns_cache = True

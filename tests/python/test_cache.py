@@ -186,6 +186,22 @@ def test_unused_slots_do_not_leak():
         assert tiny.same_bits(*outputs) and outputs[0].isfinite().all()
 
 
+def test_a_cache_outlives_inference_mode():
+    model = tiny.build("llama")
+    tle_torch.patch_model(model)
+    ids = tiny.tokens(1, 9)
+    for hooked in (False, True):
+        handle = model.model.layers[0].register_forward_hook(lambda *a: None) if hooked else None
+        cache = tle_torch.Cache(model.config)
+        with torch.inference_mode():
+            model(ids[:, :5], past_key_values=cache)
+        got = model(ids[:, 5:], past_key_values=cache).logits
+        cache.reorder_cache(torch.tensor([0, 0]))
+        if handle:
+            handle.remove()
+        assert tiny.same_bits(got, model(ids).logits[:, 5:])
+
+
 def test_a_patched_model_uses_it_by_default_and_only_then():
     model = tiny.build("llama")
     ids = tiny.tokens(1, 5)

@@ -23,7 +23,8 @@ def folder(tmp_path_factory):
     raw.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="w0", eos_token="w2")
     tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'user' %}w3 {{ m.content }} w4 {% else %}{{ m.content }} {% endif %}{% endfor %}"
+        "{% for m in messages %}{% if m.role == 'user' %}w3 {{ m.content }} w4 {% else %}{{ m.content }} {% endif %}"
+        "{% endfor %}"
     )
     tokenizer.save_pretrained(path)
     tiny.build("llama", torch.bfloat16).save_pretrained(path)

@@ -15,7 +15,7 @@ from tle_torch import decode
 
 
 @contextlib.contextmanager
-def counting(monkeypatch=None):
+def counting():
     """Counts the steps that run as one call."""
     calls = []
     original = decode._step
@@ -248,6 +248,27 @@ def test_replaced_weights_are_used():
     with module_by_module(model):
         expected = run(model, ids)
     assert tiny.same_bits(run(model, ids), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("llama", lambda m: setattr(m.model.layers[1].self_attn, "scaling", 0.5)),
+        ("llama", lambda m: setattr(m.model.layers[1].input_layernorm, "variance_epsilon", 0.5)),
+        ("llama", lambda m: setattr(m.model.norm, "variance_epsilon", 0.5)),
+        ("smollm3", lambda m: setattr(m.model.layers[0].self_attn, "use_rope", 0)),
+        ("qwen2_window", lambda m: setattr(m.config, "sliding_window", 3)),
+    ],
+)
+def test_settings_that_change_later_are_seen(name, change):
+    model = patched(name, "bf16", torch.float32)
+    ids = tiny.tokens(1, 14)
+    before = run(model, ids)
+    change(model)
+    after = run(model, ids)
+    assert not torch.allclose(after, before, atol=1e-4)
+    with module_by_module(model):
+        assert tiny.same_bits(run(model, ids), after)
 
 
 def test_fewer_layers_than_built():

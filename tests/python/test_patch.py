@@ -667,10 +667,14 @@ def test_pipeline(tmp_path):
     raw.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="w0", eos_token="w2")
     model = tiny.build("llama")
-    expected = hf.pipeline("text-generation", model=model, tokenizer=tokenizer)("w5 w6 w7", max_new_tokens=6, do_sample=False)
+
+    def answer():
+        pipeline = hf.pipeline("text-generation", model=model, tokenizer=tokenizer)
+        return pipeline("w5 w6 w7", max_new_tokens=6, do_sample=False)
+
+    expected = answer()
     tle_torch.patch_model(model, "bf16")
-    got = hf.pipeline("text-generation", model=model, tokenizer=tokenizer)("w5 w6 w7", max_new_tokens=6, do_sample=False)
-    assert got == expected
+    assert answer() == expected
     buffer = io.StringIO()
 
     class Streamer(hf.TextStreamer):

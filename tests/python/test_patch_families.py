@@ -118,7 +118,11 @@ def gemma():
 def granite():
     return tiny.from_config(
         hf.GraniteConfig(
-            **tiny.COMMON, residual_multiplier=0.3, embedding_multiplier=2.0, attention_multiplier=0.2, logits_scaling=3.0
+            **tiny.COMMON,
+            residual_multiplier=0.3,
+            embedding_multiplier=2.0,
+            attention_multiplier=0.2,
+            logits_scaling=3.0,
         )
     )
 

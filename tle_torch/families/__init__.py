@@ -58,15 +58,18 @@ class Family:
 
     # Attribute of the attention module: whether it rotates queries and keys. None: every layer does.
     rotates: str | None = None
-    # Attribute path from the attention module: its sliding window, or None in it. None: no layer has one.
-    window: str | None = None
+    # Which layers see only the last config.sliding_window tokens, if the config has that: "none", "all", or "by type",
+    # those that config.layer_types calls "sliding_attention".
+    windows: str = "none"
 
     def window_of(self, attention: torch.nn.Module) -> int:
         """The sliding window of an attention module, 0 for none."""
-        value = attention
-        for part in self.window.split(".") if self.window else ():
-            value = getattr(value, part, None)
-        return int(value) if self.window and value is not None else 0
+        config = attention.config
+        if self.windows == "none" or config.sliding_window is None:
+            return 0
+        if self.windows == "by type" and config.layer_types[attention.layer_idx] != "sliding_attention":
+            return 0
+        return int(config.sliding_window)
 
     def rotates_in(self, attention: torch.nn.Module) -> bool:
         """Whether an attention module applies the rotary embedding."""

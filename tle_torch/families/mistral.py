@@ -9,5 +9,5 @@ FAMILY = Family(
     layer="MistralDecoderLayer",
     attention="MistralAttention",
     mlp="MistralMLP",
-    window="config.sliding_window",
+    windows="all",
 )

@@ -9,5 +9,5 @@ FAMILY = Family(
     layer="Qwen2DecoderLayer",
     attention="Qwen2Attention",
     mlp="Qwen2MLP",
-    window="sliding_window",
+    windows="by type",
 )

@@ -11,5 +11,5 @@ FAMILY = Family(
     mlp="Qwen3MLP",
     q_norm="q_norm",
     k_norm="k_norm",
-    window="sliding_window",
+    windows="by type",
 )

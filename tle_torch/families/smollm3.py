@@ -10,5 +10,5 @@ FAMILY = Family(
     attention="SmolLM3Attention",
     mlp="SmolLM3MLP",
     rotates="use_rope",
-    window="sliding_window",
+    windows="by type",
 )
