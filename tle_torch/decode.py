@@ -98,7 +98,10 @@ class StepPlan:
         self._hooked = [(d, tuple(d)) for d in hooks if d]
         self._foreign_hook = any(not is_capture_hook(hook) for d in hooks for hook in d.values())
         self._forwards = [(cls, cls.forward) for cls in set(self._classes)]
-        self._settings: list[tuple[dict, str, object]] = []
+        # Settings: self._owners[i][self._names[i]] is self._values[i].
+        self._owners: list[dict] = []
+        self._names: list[str] = []
+        self._values: list[object] = []
 
     def is_current(self) -> bool:
         """Whether the decoder is made of the same objects as when the plan was built."""
@@ -106,7 +109,7 @@ class StepPlan:
         return (
             all(map(operator.is_, now, self._contents))
             and all(map(operator.is_, map(type, self._inner), self._classes))
-            and all(owner.get(name) is value for owner, name, value in self._settings)
+            and all(map(operator.is_, map(dict.get, self._owners, self._names), self._values))
             and not any(self._hook_free)
             and not any(map(operator.contains, self._instances, itertools.repeat("forward")))
             and all(tuple(d) == ids for d, ids in self._hooked)
@@ -115,8 +118,11 @@ class StepPlan:
 
     def _watch_settings(self, owner: object, *names: str | None) -> None:
         """Remembers numbers that the operator is told: attributes of a module or a config that may be set anew."""
-        values = vars(owner)
-        self._settings += [(values, name, values[name]) for name in names if name in values]
+        attributes = vars(owner)
+        known = [name for name in names if name in attributes]
+        self._owners += [attributes] * len(known)
+        self._names += known
+        self._values += [attributes[name] for name in known]
 
     # ---- building ----
 
@@ -317,7 +323,7 @@ class Router:
         if _asks_for_more(decoder, extra):
             return None
         plan = self.plan(decoder)
-        if plan.refusal is not None or plan.layer_count != vars(decoder.config)["num_hidden_layers"]:
+        if plan.refusal is not None or plan.layer_count != vars(decoder.config).get("num_hidden_layers"):
             return None
         if decoder.training and (decoder.gradient_checkpointing or any(a.training for a in plan.dropouts)):
             return None
