@@ -2,7 +2,7 @@
 """SmolLM2-135M-Instruct answers a question as Hugging Face runs it, as tle_torch.patch_model makes it run, and as
 tle_torch.from_gguf runs the 4-bit codes of its GGUF file.
 
-    python scripts/demo.py [--tokens 64] [--rounds 3] [--scheme NAME] [QUESTION]
+    python scripts/demo.py [--tokens 96] [--rounds 3] [--scheme NAME] [QUESTION]
 
 All are warm when they are timed, produce the same number of tokens with the same number of threads, and take turns; what
 is printed is each one's median. The rate counts the tokens after the first one: decoding, without the prompt.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -74,14 +75,14 @@ def load(path: Path):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("question", nargs="?", default=QUESTION)
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer (default 64)")
+    parser.add_argument("--tokens", type=int, default=96, help="tokens of each answer (default 96)")
     parser.add_argument("--rounds", type=int, default=3, help="timed answers of each model (default 3)")
     parser.add_argument("--scheme", help="quantisation scheme (default: tle_torch's)")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
     path = smollm2_gguf()
     with console.status("reading SmolLM2-135M-Instruct (GGUF, Q4_1) into bf16"):
