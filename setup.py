@@ -68,5 +68,5 @@ setup(
     packages=["tle_torch", "tle_torch.families"],
     ext_modules=[Extension("tle_torch._C", sources=[])],
     cmdclass={"build_ext": CMakeBuild, "build_py": BuildPy},
-    install_requires=[f"torch>={MAJOR}.{MINOR},<{MAJOR}.{MINOR + 1}", "transformers>=5.23", "gguf", "rich"],
+    install_requires=[f"torch>={MAJOR}.{MINOR},<{MAJOR}.{MINOR + 1}", "transformers>=5.23", "accelerate", "gguf", "rich"],
 )
