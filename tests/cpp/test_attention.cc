@@ -1,7 +1,6 @@
 // attention and attention_merge: every variant against the reference, and the engine's divisions of the work against each other.
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "csrc/engine/attention.h"
 #include "tests/cpp/harness.h"
@@ -12,6 +11,13 @@ namespace {
 bool same_bits(float a, float b) { return a != a ? b != b : scalar::bits_of(a) == scalar::bits_of(b); }
 
 int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+
+const float kSinks[] = {0.5f, -3.0f, 9.0f};
+const std::vector<float> kManySinks = [] {
+  std::vector<float> sinks;
+  for (int i = 0; i < 70; ++i) sinks.push_back(float(i % 7) - 3.0f);
+  return sinks;
+}();
 
 // One call of the kernel: a tile of rows, the slots that their keys lie in, and perhaps a mask.
 struct KernelCase {
@@ -56,6 +62,10 @@ class KernelRun {
     }
   }
 
+  void set_blocks(int64_t first, int64_t last) {
+    c_.first_block = first;
+    c_.last_block = last;
+  }
   void* k(int64_t slot) { return k_.as<char>() + slot * (c_.d + 5) * dtype_size(c_.dtype); }
   void* v(int64_t slot) { return v_.as<char>() + slot * (c_.dv + 1) * dtype_size(c_.dtype); }
 
@@ -301,42 +311,46 @@ TEST(Attention, InfinitiesAndNanInKeysAndValues) {
 
 TEST(Attention, BlocksOneByOneAndJoinedEqualOneCall) {
   Random random(7);
-  for (DType t : kDTypes)
-    for (bool sinks : {false, true}) {
-      KernelCase c;
-      c.dtype = t;
-      c.heads = 3;
-      c.queries = 7;
-      c.slots = 1100;
-      c.d = 48;
-      c.dv = 40;
-      causal(c, 5, 700);
-      KernelRun whole(c, random);
-      const KernelResult want = whole(attention_ref);
-      const int64_t rows = c.rows(), blocks = 5;
+  for (DType t : kDTypes) {
+    KernelCase c;
+    c.dtype = t;
+    c.heads = 3;
+    c.queries = 7;
+    c.slots = 1100;
+    c.d = 48;
+    c.dv = 40;
+    causal(c, 5, 700);
+    KernelRun run(c, random);
+    const KernelResult whole = run(attention_ref);
+    std::vector<KernelResult> blocks;
+    for (int64_t b = 0; b < 5; ++b) {  // the rows have three blocks
+      run.set_blocks(b, b + 1);
+      blocks.push_back(run(attention_ref));
+    }
+    const int64_t rows = c.rows(), acc_stride = padded(c.dv);
 
-      auto merge = [&](AttentionMergeFn* fn, const std::vector<KernelResult>& parts) {
-        std::vector<float> max, sum, acc(size_t(rows * padded(c.dv)) * parts.size(), NAN);
-        for (size_t p = 0; p < parts.size(); ++p) {
-          max.insert(max.end(), parts[p].max.begin(), parts[p].max.end());
-          sum.insert(sum.end(), parts[p].sum.begin(), parts[p].sum.end());
+    for (const float* sinks : {static_cast<const float*>(nullptr), kSinks}) {
+      auto merge = [&](AttentionMergeFn* fn, const std::vector<KernelResult>& partials) {
+        std::vector<float> max, sum, acc(size_t(rows * acc_stride) * partials.size(), NAN);
+        for (size_t p = 0; p < partials.size(); ++p) {
+          max.insert(max.end(), partials[p].max.begin(), partials[p].max.end());
+          sum.insert(sum.end(), partials[p].sum.begin(), partials[p].sum.end());
           for (int64_t r = 0; r < rows; ++r)
-            std::copy_n(&parts[p].acc[size_t(r * c.dv)], c.dv, &acc[size_t((int64_t(p) * rows + r) * padded(c.dv))]);
+            std::copy_n(&partials[p].acc[size_t(r * c.dv)], c.dv, &acc[size_t((int64_t(p) * rows + r) * acc_stride)]);
         }
-        const float sink[] = {0.5f, -3.0f, 9.0f};
         Guarded out(size_t(rows * c.dv * dtype_size(t)));
         AttentionMergeArgs a = {};
         a.max = max.data();
         a.sum = sum.data();
         a.acc = acc.data();
-        a.sinks = sinks ? sink : nullptr;
+        a.sinks = sinks;
         a.out = out.as();
-        a.partials = int64_t(parts.size());
+        a.partials = int64_t(partials.size());
         a.heads = c.heads;
         a.queries = c.queries;
         a.dv = c.dv;
         a.partial_stride = rows;
-        a.acc_stride = padded(c.dv);
+        a.acc_stride = acc_stride;
         a.out_head_stride = c.dv;
         a.out_query_stride = c.heads * c.dv;
         a.sinks_dtype = DType::kF32;
@@ -344,26 +358,245 @@ TEST(Attention, BlocksOneByOneAndJoinedEqualOneCall) {
         fn(a);
         return std::string(out.as<char>(), out.size());
       };
-      const std::string result = merge(attention_merge_ref, {want});
-      std::vector<KernelResult> parts;
-      for (int64_t b = 0; b < blocks; ++b) {
-        KernelCase one = c;
-        one.first_block = b;
-        one.last_block = b + 1;
-        Random same(7);  // the same operands as `whole`
-        KernelRun run(one, same);
-        parts.push_back(run(attention_ref));
-      }
-      // Two runs with the same seed only have the same operands if nothing was drawn before them.
-      Random again(7);
-      KernelRun first(c, again);
-      const std::string expected = merge(attention_merge_ref, {first(attention_ref)});
-      EXPECT_EQ(merge(attention_merge_ref, parts), expected);
+      const std::string want = merge(attention_merge_ref, {whole});
+      EXPECT_EQ(merge(attention_merge_ref, blocks), want);
       for_each_variant(attention_merge_table, [&](AttentionMergeFn* fn) {
-        EXPECT_EQ(merge(fn, parts), expected);
-        EXPECT_EQ(merge(fn, {want}), result);
+        EXPECT_EQ(merge(fn, {whole}), want);
+        EXPECT_EQ(merge(fn, blocks), want);
       });
     }
+  }
+}
+
+// ---- the engine ----
+
+// [batch][heads][tokens][size] in memory of its own, in one of two orders.
+struct Tokens {
+  int64_t batch, heads, tokens, size;
+  DType dtype;
+  bool tokens_first;  // stored as [batch, tokens, heads, size]
+  std::vector<char> memory;
+
+  Tokens(int64_t b, int64_t h, int64_t n, int64_t d, DType t, bool first = false)
+      : batch(b), heads(h), tokens(n), size(d), dtype(t), tokens_first(first),
+        memory(size_t(b * h * n * d * dtype_size(t)), char(0xFF)) {}  // NaN
+
+  TokenStrides strides() const {
+    return tokens_first ? TokenStrides{heads * tokens * size, size, heads * size}
+                        : TokenStrides{heads * tokens * size, tokens * size, size};
+  }
+  char* at(int64_t b, int64_t h, int64_t i) {
+    const TokenStrides s = strides();
+    return memory.data() + (b * s.batch + h * s.head + i * s.token) * dtype_size(dtype);
+  }
+  void fill(Random& random, int64_t b, int64_t first, int64_t last) {
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t i = first; i < last; ++i) fill_normal(random, dtype, at(b, h, i), size);
+  }
+  std::string bytes(int64_t b, int64_t h, int64_t i) { return std::string(at(b, h, i), size_t(size * dtype_size(dtype))); }
+};
+
+struct Operands {
+  Tokens q, k, v;
+  Operands(Random& random, DType t, int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries, int64_t keys,
+           int64_t d, int64_t dv)
+      : q(batch, heads, queries, d, t, true), k(batch, kv_heads, keys, d, t), v(batch, kv_heads, keys, dv, t) {
+    for (int64_t b = 0; b < batch; ++b) {
+      q.fill(random, b, 0, queries);
+      k.fill(random, b, 0, keys);
+      v.fill(random, b, 0, keys);
+    }
+  }
+  AttentionCall call() {
+    AttentionCall c;
+    c.q = q.memory.data();
+    c.k = k.memory.data();
+    c.v = v.memory.data();
+    c.q_strides = q.strides();
+    c.k_strides = k.strides();
+    c.v_strides = v.strides();
+    c.dtype = q.dtype;
+    c.batch = q.batch;
+    c.heads = q.heads;
+    c.kv_heads = k.heads;
+    c.queries = q.tokens;
+    c.keys = k.tokens;
+    c.d = q.size;
+    c.dv = v.size;
+    c.scale = 1.0f / std::sqrt(float(q.size));
+    c.causal = true;
+    return c;
+  }
+};
+
+Tokens run(AttentionCall c, int threads = 1) {
+  Tokens out(c.batch, c.heads, c.queries, c.dv, c.dtype, true);
+  c.out = out.memory.data();
+  c.out_strides = out.strides();
+  set_num_threads(threads);
+  {
+    Program program(kAttentionStages);
+    add_attention(program, c);
+    program.run();
+  }
+  set_num_threads(1);
+  return out;
+}
+
+TEST(AttentionEngine, ThreadsAndLevelsDoNotChangeBits) {
+  Random random(11);
+  const struct { int64_t batch, heads, kv_heads, queries, keys, window; } cases[] = {
+      {1, 4, 2, 1, 5000, 0}, {1, 4, 2, 1, 5000, 1000}, {2, 6, 2, 9, 700, 0}, {1, 2, 1, 300, 300, 0}, {1, 3, 3, 100, 400, 70}, {1, 70, 1, 2, 300, 0}};
+  for (const auto& c : cases) {
+    Operands operands(random, DType::kBF16, c.batch, c.heads, c.kv_heads, c.queries, c.keys, 32, 16);
+    AttentionCall call = operands.call();
+    call.window = c.window;
+    call.sinks = kManySinks.data();
+    Tokens want = run(call);
+    for (int threads : {2, 3, 5}) EXPECT_EQ(run(call, threads).memory, want.memory) << threads << " threads";
+    for (Isa isa : supported_isas()) {
+      set_isa_cap(isa_name(isa));
+      EXPECT_EQ(run(call, 2).memory, want.memory) << isa_name(isa);
+    }
+    set_isa_cap("");
+  }
+}
+
+TEST(AttentionEngine, ARowOfABatchEqualsTheRowAlone) {
+  Random random(12);
+  for (DType t : kDTypes) {
+    Operands all(random, t, 3, 6, 3, 4, 400, 40, 40);
+    Tokens want = run(all.call(), 2);
+    for (int64_t b = 0; b < 3; ++b) {
+      AttentionCall one = all.call();
+      one.batch = 1;
+      one.q = all.q.at(b, 0, 0);
+      one.k = all.k.at(b, 0, 0);
+      one.v = all.v.at(b, 0, 0);
+      Tokens got = run(one, 2);
+      for (int64_t h = 0; h < 6; ++h)
+        for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(got.bytes(0, h, i), want.bytes(b, h, i));
+    }
+  }
+}
+
+TEST(AttentionEngine, ARowOfAPrefillEqualsItsDecodeStep) {
+  Random random(13);
+  for (DType t : kDTypes)
+    for (int64_t window : {0, 100, 256}) {
+      const int64_t tokens = 330;
+      Operands all(random, t, 1, 4, 2, tokens, tokens, 24, 24);
+      AttentionCall prefill = all.call();
+      prefill.window = window;
+      Tokens want = run(prefill, 2);
+      for (int64_t i = 0; i < tokens; i += 13) {
+        AttentionCall step = prefill;
+        step.q = all.q.at(0, 0, i);
+        step.queries = 1;
+        step.keys = i + 1;
+        Tokens got = run(step, 2);
+        for (int64_t h = 0; h < 4; ++h) ASSERT_EQ(got.bytes(0, h, 0), want.bytes(0, h, i)) << "token " << i;
+      }
+    }
+}
+
+// Rows that are padded on the left, by `starts` or by a mask of any kind, against the same rows alone. What the padding holds is NaN.
+TEST(AttentionEngine, APaddedRowEqualsTheRowAlone) {
+  Random random(14);
+  const int64_t keys = 640, queries = 5, heads = 4, kv_heads = 2, d = 32;
+  const int64_t starts[] = {0, 1, 255, 600, 638};
+  const int64_t batch = 5;
+  for (DType t : kDTypes) {
+    Operands padded(random, t, batch, heads, kv_heads, queries, keys, d, d);
+    for (int64_t b = 0; b < batch; ++b)
+      for (int64_t h = 0; h < kv_heads; ++h)
+        for (int64_t i = 0; i < starts[b]; ++i) {
+          memset(padded.k.at(b, h, i), 0xFF, size_t(d * dtype_size(t)));
+          memset(padded.v.at(b, h, i), 0xFF, size_t(d * dtype_size(t)));
+        }
+    std::vector<uint8_t> allowed(size_t(batch * keys), 1);
+    std::vector<float> added(size_t(batch * keys), 0.0f);
+    for (int64_t b = 0; b < batch; ++b)
+      for (int64_t i = 0; i < starts[b]; ++i) {
+        allowed[size_t(b * keys + i)] = 0;
+        added[size_t(b * keys + i)] = -INFINITY;
+      }
+    AttentionCall by_starts = padded.call(), by_bools = padded.call(), by_sums = padded.call();
+    by_starts.starts = starts;
+    by_bools.mask = {allowed.data(), 0, 0, 1, MaskKind::kBool};
+    by_bools.mask_batch_stride = keys;
+    by_sums.mask = {added.data(), 0, 0, 1, MaskKind::kF32};
+    by_sums.mask_batch_stride = keys;
+    Tokens want = run(by_starts, 2);
+    EXPECT_EQ(run(by_bools, 2).memory, want.memory);
+    EXPECT_EQ(run(by_sums, 3).memory, want.memory);
+    for (int64_t b = 0; b < batch; ++b) {
+      AttentionCall alone = padded.call();
+      alone.batch = 1;
+      alone.q = padded.q.at(b, 0, 0);
+      alone.k = padded.k.at(b, 0, starts[b]);
+      alone.v = padded.v.at(b, 0, starts[b]);
+      alone.keys = keys - starts[b];
+      Tokens got = run(alone);
+      for (int64_t h = 0; h < heads; ++h)
+        for (int64_t i = 0; i < queries; ++i) EXPECT_EQ(got.bytes(0, h, i), want.bytes(b, h, i)) << b << " " << i;
+    }
+  }
+}
+
+// Each query and each head starts at a key of its own, far from its neighbours: the tile goes through the kernel in parts.
+TEST(AttentionEngine, RowsWhoseFirstKeysLieFarApart) {
+  Random random(15);
+  const int64_t keys = 900, queries = 6, heads = 4;
+  Operands operands(random, DType::kF32, 1, heads, 1, queries, keys, 16, 16);
+  std::vector<uint8_t> allowed(size_t(heads * queries * keys), 0);
+  auto first = [&](int64_t h, int64_t i) { return (h * 210 + i * 37) % 800; };
+  for (int64_t h = 0; h < heads; ++h)
+    for (int64_t i = 0; i < queries; ++i)
+      for (int64_t key = first(h, i); key < keys - i; ++key) allowed[size_t((h * queries + i) * keys + key)] = 1;
+  AttentionCall call = operands.call();
+  call.causal = false;
+  call.mask = {allowed.data(), queries * keys, keys, 1, MaskKind::kBool};
+  Tokens want = run(call);
+  EXPECT_EQ(run(call, 3).memory, want.memory);
+  for (int64_t h = 0; h < heads; ++h)
+    for (int64_t i = 0; i < queries; ++i) {
+      AttentionCall one = operands.call();
+      one.causal = false;
+      one.heads = one.queries = 1;
+      one.q = operands.q.at(0, h, i);
+      one.k = operands.k.at(0, 0, first(h, i));
+      one.v = operands.v.at(0, 0, first(h, i));
+      one.keys = keys - i - first(h, i);
+      EXPECT_EQ(run(one).memory, std::vector<char>(want.at(0, h, i), want.at(0, h, i) + 16 * 4)) << h << " " << i;
+    }
+}
+
+TEST(AttentionEngine, RowsWithoutKeysAreExactlyZero) {
+  Random random(16);
+  Operands operands(random, DType::kBF16, 1, 2, 1, 5, 3, 16, 16);
+  for (int threads : {1, 2}) {
+    Tokens out = run(operands.call(), threads);  // queries 0 and 1 stand before the first key
+    for (int64_t h = 0; h < 2; ++h)
+      for (int64_t i = 0; i < 5; ++i) EXPECT_EQ(out.bytes(0, h, i) == std::string(32, '\0'), i < 2) << i;
+    AttentionCall empty = operands.call();
+    empty.keys = 0;
+    empty.k = empty.v = nullptr;
+    EXPECT_EQ(run(empty, threads).memory, std::vector<char>(2 * 5 * 16 * 2, 0));
+  }
+}
+
+TEST(AttentionEngine, DecodingAllocatesNothingOnceItRuns) {
+  Random random(17);
+  Operands operands(random, DType::kBF16, 1, 4, 2, 1, 3000, 64, 64);
+  const AttentionCall call = operands.call();
+  for (int threads : {1, 2}) {
+    run(call, threads);
+    run(call, threads);
+    const int64_t before = scratch_allocations();
+    for (int i = 0; i < 5; ++i) run(call, threads);
+    EXPECT_EQ(scratch_allocations(), before);
+  }
 }
 
 }  // namespace
