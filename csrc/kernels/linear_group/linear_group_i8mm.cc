@@ -1,7 +1,7 @@
 // SMMLA multiplies two rows of 8 codes by two channels of 8 codes: twice the products of SDOT for each instruction. Its operand is eight
 // consecutive k of two channels: lines are unpacked and zipped to that once for a block of rows. Sums and fp32 accumulators keep the
-// instruction's order, [row 0: channel, channel + 1; row 1: channel, channel + 1], and so do the scales that meet them. Fewer than four
-// rows are left to SDOT, which takes the lines as they are.
+// instruction's order, [row 0: channel, channel + 1; row 1: channel, channel + 1], and so do the scales that meet them. Few rows, and those that
+// are left over, go to SDOT, which takes the lines as they are.
 #include "csrc/kernels/common/lanes_neon.h"
 
 #include "csrc/kernels/linear_group/linear_group_sdot.h"
@@ -10,6 +10,7 @@ namespace tle {
 namespace {
 
 constexpr int kPairs = 2;        // pairs of rows in a tile
+constexpr int kFewRows = 8;      // fewer rows do not pay for the unpacking
 constexpr int kBlockPairs = 32;  // pairs of rows that share an unpacked piece of a panel
 constexpr int64_t kPieceK = 512;
 
@@ -89,9 +90,18 @@ static inline int8x8_t some_codes(const int8_t* x, int64_t count) {
 // [row 0, row 0, row 1, row 1]
 static inline float32x4_t twice_each(float row0, float row1) { return vcombine_f32(vdup_n_f32(row0), vdup_n_f32(row1)); }
 
-// acc += kPairs pairs of rows, from `row` on, x the piece, whose first group is `first`.
+// sums += kPairs pairs of rows x 8 k.
+static inline void step(int32x4_t (&sums)[kPairs][8], const int8_t (&w)[8][16], const int8x16_t (&x)[kPairs]) {
+  TLE_UNROLL for (int c = 0; c < 8; ++c) {
+    const int8x16_t codes = vld1q_s8(w[c]);
+    TLE_UNROLL for (int p = 0; p < kPairs; ++p) sums[p][c] = vmmlaq_s32(sums[p][c], x[p], codes);
+  }
+}
+
+// acc += kPairs pairs of rows, from `row` on, x the piece, whose first group is `first`. The integer sums of a group take the registers; the
+// accumulators are in memory, where each is met once a group.
 template <GroupCodes kCodes, bool kChannelScale>
-static inline void tile(const LinearGroupArgs& a, int64_t row, int64_t first, const Piece& piece, PairSums* total) {
+static inline void tile(const LinearGroupArgs& a, int64_t row, int64_t first, const Piece& piece, PairSums* acc) {
   constexpr bool kMin = kCodes == GroupCodes::kInt4Min;
   const int64_t groups = linear_group_groups(a);
   const float* x_scale = a.x_scale + row * groups + first;
@@ -99,55 +109,49 @@ static inline void tile(const LinearGroupArgs& a, int64_t row, int64_t first, co
   const int8_t* x = a.x + row * a.x_stride + first * a.group;
   const int8_t (*w)[8][16] = piece.codes;
 
-  float32x4_t acc[kPairs][8];
-  TLE_UNROLL for (int p = 0; p < kPairs; ++p)
-    TLE_UNROLL for (int c = 0; c < 8; ++c) acc[p][c] = total[p][c];
-
   for (int64_t g = 0; g < piece.groups; ++g) {
-    float32x4_t scale[kPairs], sum[kPairs];
-    int32x4_t start[kPairs];
+    int32x4_t sums[kPairs][8];
     TLE_UNROLL for (int p = 0; p < kPairs; ++p) {
-      const int64_t i = 2 * p * groups + g, j = i + groups;
-      scale[p] = twice_each(x_scale[i], x_scale[j]);
-      if (kMin) sum[p] = twice_each(float(x_sum[i]), float(x_sum[j]));
-      start[p] = kCodes == GroupCodes::kInt4 ? vmulq_n_s32(vcombine_s32(vdup_n_s32(x_sum[i]), vdup_n_s32(x_sum[j])), -8) : vdupq_n_s32(0);
+      const int64_t i = 2 * p * groups + g;
+      const int32x4_t start =
+          kCodes == GroupCodes::kInt4 ? vmulq_n_s32(vcombine_s32(vdup_n_s32(x_sum[i]), vdup_n_s32(x_sum[i + groups])), -8) : vdupq_n_s32(0);
+      TLE_UNROLL for (int c = 0; c < 8; ++c) sums[p][c] = start;
     }
-    const int64_t begin = g * a.group, left = piece.k - begin, k = left < a.group ? left : a.group;
-    TLE_UNROLL for (int c = 0; c < 8; c += 2) {
-      int32x4_t sums[2][kPairs];
-      TLE_UNROLL for (int p = 0; p < kPairs; ++p) sums[0][p] = sums[1][p] = start[p];
-      int64_t i = 0;
-      for (; i + 32 <= k; i += 32)
-        TLE_UNROLL for (int part = 0; part < 32; part += 16)
-          TLE_UNROLL for (int p = 0; p < kPairs; ++p) {
-            const int8_t* row0 = x + 2 * p * a.x_stride + begin + i + part;
-            const int8x16_t x0 = vld1q_s8(row0), x1 = vld1q_s8(row0 + a.x_stride), low = zip_low(x0, x1), high = zip_high(x0, x1);
-            TLE_UNROLL for (int j = 0; j < 2; ++j) {
-              sums[j][p] = vmmlaq_s32(sums[j][p], low, vld1q_s8(w[(begin + i + part) / 8][c + j]));
-              sums[j][p] = vmmlaq_s32(sums[j][p], high, vld1q_s8(w[(begin + i + part) / 8 + 1][c + j]));
-            }
-          }
-      for (; i < k; i += 8)
-        TLE_UNROLL for (int p = 0; p < kPairs; ++p) {
-          const int8_t* row0 = x + 2 * p * a.x_stride + begin + i;
-          const int64_t count = k - i < 8 ? k - i : 8;
-          const int8x16_t codes = vcombine_s8(some_codes(row0, count), some_codes(row0 + a.x_stride, count));
-          TLE_UNROLL for (int j = 0; j < 2; ++j) sums[j][p] = vmmlaq_s32(sums[j][p], codes, vld1q_s8(w[(begin + i) / 8][c + j]));
+    const int64_t left = piece.k - g * a.group;
+    int64_t k = left < a.group ? left : a.group;
+    for (; k >= 16; k -= 16, x += 16, w += 2) {
+      int8x16_t low[kPairs], high[kPairs];
+      TLE_UNROLL for (int p = 0; p < kPairs; ++p) {
+        const int8x16_t x0 = vld1q_s8(x + 2 * p * a.x_stride), x1 = vld1q_s8(x + (2 * p + 1) * a.x_stride);
+        low[p] = zip_low(x0, x1);
+        high[p] = zip_high(x0, x1);
+      }
+      step(sums, w[0], low);
+      step(sums, w[1], high);
+    }
+    for (; k > 0; k -= 8, x += 8, ++w) {
+      const int64_t count = k < 8 ? k : 8;
+      int8x16_t codes[kPairs];
+      TLE_UNROLL for (int p = 0; p < kPairs; ++p)
+        codes[p] = vcombine_s8(some_codes(x + 2 * p * a.x_stride, count), some_codes(x + (2 * p + 1) * a.x_stride, count));
+      step(sums, *w, codes);
+    }
+    TLE_UNROLL for (int p = 0; p < kPairs; ++p) {
+      const int64_t i = 2 * p * groups + g;
+      const float32x4_t scale = twice_each(x_scale[i], x_scale[i + groups]);
+      const float32x4_t sum = kMin ? twice_each(float(x_sum[i]), float(x_sum[i + groups])) : scale;
+      TLE_UNROLL for (int c = 0; c < 8; ++c) {
+        float32x4_t to = acc[p][c];
+        if constexpr (kChannelScale) {
+          to = fma(to_float(sums[p][c]), scale, to);
+        } else {
+          to = fma(to_float(sums[p][c]), mul(scale, vld1q_f32(piece.scales[g][c])), to);
+          if constexpr (kMin) to = fma(sum, mul(scale, vld1q_f32(piece.mins[g][c])), to);
         }
-      TLE_UNROLL for (int j = 0; j < 2; ++j)
-        TLE_UNROLL for (int p = 0; p < kPairs; ++p) {
-          float32x4_t& to = acc[p][c + j];
-          if constexpr (kChannelScale) {
-            to = fma(to_float(sums[j][p]), scale[p], to);
-          } else {
-            to = fma(to_float(sums[j][p]), mul(scale[p], vld1q_f32(piece.scales[g][c + j])), to);
-            if constexpr (kMin) to = fma(sum[p], mul(scale[p], vld1q_f32(piece.mins[g][c + j])), to);
-          }
-        }
+        acc[p][c] = to;
+      }
     }
   }
-  TLE_UNROLL for (int p = 0; p < kPairs; ++p)
-    TLE_UNROLL for (int c = 0; c < 8; ++c) total[p][c] = acc[p][c];
 }
 
 static inline void store_pair(const LinearGroupArgs& a, int64_t row, int64_t panel, const PairSums& acc) {
@@ -182,7 +186,7 @@ static inline void block(const LinearGroupArgs& a, int64_t row, int64_t rows) {
 
 void linear_group_i8mm(const LinearGroupArgs& a) {
   int64_t row = 0;
-  while (a.rows - row >= 2 * kPairs) {
+  while (a.rows >= kFewRows && a.rows - row >= 2 * kPairs) {
     const int64_t whole = (a.rows - row) / (2 * kPairs) * (2 * kPairs);
     const int64_t rows = whole < 2 * kBlockPairs ? whole : 2 * kBlockPairs;
     switch (a.codes) {

@@ -20,14 +20,27 @@ static inline Products multiply_add(Products p, int8x16_t w, int8x16_t x) {
   return {vmlal_s8(p.low, vget_low_s8(w), vget_low_s8(x)), vmlal_high_s8(p.high, w, x)};
 }
 
+// The four codes of x that meet line or half line i: of a block in two registers, or of a single line.
+template <int kLines>
+static inline int8x16_t codes_of(const int8_t* x, int i) {
+  if (kLines == 1) return four_codes(x + 4 * i);
+  const int32x4_t four = vreinterpretq_s32_s8(vld1q_s8(x + i / 4 * 16));
+  switch (i % 4) {
+    case 0: return vreinterpretq_s8_s32(vdupq_laneq_s32(four, 0));
+    case 1: return vreinterpretq_s8_s32(vdupq_laneq_s32(four, 1));
+    case 2: return vreinterpretq_s8_s32(vdupq_laneq_s32(four, 2));
+    default: return vreinterpretq_s8_s32(vdupq_laneq_s32(four, 3));
+  }
+}
+
 template <int kLines, int kTogether, int kRows>
 static inline void add_nibbles(Sums (&sums)[kTogether][kRows], const uint8_t* w, const int8_t* x, int64_t x_stride) {
   Products products[kTogether][kRows];
   TLE_UNROLL for (int l = 0; l < kLines; ++l) {
     int8x16_t x_low[kRows], x_high[kRows];
     TLE_UNROLL for (int r = 0; r < kRows; ++r) {
-      x_low[r] = four_codes(x + r * x_stride + 8 * l);
-      x_high[r] = four_codes(x + r * x_stride + 8 * l + 4);
+      x_low[r] = codes_of<kLines>(x + r * x_stride, 2 * l);
+      x_high[r] = codes_of<kLines>(x + r * x_stride, 2 * l + 1);
     }
     TLE_UNROLL for (int j = 0; j < kTogether; ++j) {
       const uint8x16_t line = vld1q_u8(w + 64 * l + 16 * j);
@@ -48,8 +61,8 @@ static inline void add_bytes(Sums (&sums)[kTogether][kRows], const uint8_t* w, c
   TLE_UNROLL for (int l = 0; l < kLines; l += 2) {
     int8x16_t x_first[kRows], x_second[kRows];
     TLE_UNROLL for (int r = 0; r < kRows; ++r) {
-      x_first[r] = four_codes(x + r * x_stride + 4 * l);
-      x_second[r] = kLines == 1 ? x_first[r] : four_codes(x + r * x_stride + 4 * l + 4);
+      x_first[r] = codes_of<kLines>(x + r * x_stride, l);
+      x_second[r] = kLines == 1 ? x_first[r] : codes_of<kLines>(x + r * x_stride, l + 1);
     }
     TLE_UNROLL for (int j = 0; j < kTogether; ++j) {
       const int8x16_t first = vreinterpretq_s8_u8(vld1q_u8(w + 64 * l + 16 * j));
@@ -83,12 +96,8 @@ namespace tle {
 
 void linear_group_neon(const LinearGroupArgs& a) {
   int64_t row = 0;
-  for (; row + 4 <= a.rows; row += 4) rows_of_tiles<4, 1>(a, row);
-  switch (a.rows - row) {
-    case 3: return rows_of_tiles<3, 1>(a, row);
-    case 2: return rows_of_tiles<2, 2>(a, row);
-    case 1: return rows_of_tiles<1, 4>(a, row);
-  }
+  for (; row + 2 <= a.rows; row += 2) rows_of_tiles<2, 2>(a, row);
+  if (row < a.rows) rows_of_tiles<1, 4>(a, row);
 }
 
 }  // namespace tle

@@ -17,64 +17,79 @@
 namespace tle {
 namespace {
 
-// The outputs of kRows rows and a panel, which is read from its beginning to its end. Sums of a group are made for kTogether parts at a time, so
-// that they, the rows' fp32 accumulators and the codes fit the registers; a line that is unpacked serves kRows rows.
-template <GroupCodes kCodes, bool kChannelScale, int kRows, int kTogether>
-static inline void tile(const LinearGroupArgs& a, int64_t row, int64_t panel) {
+// Where kRows rows stand in a panel.
+template <int kRows>
+struct Place {
+  const uint8_t *w, *scales;  // the lines and the scales of the next group
+  const int8_t* x;            // the rows' next codes
+  const float* x_scale;
+  const int32_t* x_sum;
+};
+
+// acc += the next group, g. Its sums are made for kTogether parts at a time, so that they, the rows' fp32 accumulators and the codes fit the
+// registers; a line that is unpacked serves kRows rows. kWhole: the group is not cut short by the end of k.
+template <GroupCodes kCodes, bool kChannelScale, int kTogether, bool kWhole, int kRows>
+static inline void add_group(const LinearGroupArgs& a, int64_t g, int64_t groups, Place<kRows>& at, Part (&acc)[kRows][kParts]) {
   constexpr bool kMin = kCodes == GroupCodes::kInt4Min;
   constexpr int64_t kLineCodes = kCodes == GroupCodes::kInt8 ? 4 : 8, kBlockLines = 32 / kLineCodes;
-  const int64_t groups = linear_group_groups(a), whole_groups = a.k / a.group, blocks = a.group / 32;
-  const int64_t scale_bytes = 16 * dtype_size(a.scale_type);  // of a group
-  const int8_t* x = a.x + row * a.x_stride;
-  const float* x_scale = a.x_scale + row * groups;
-  const int32_t* x_sum = a.x_sum + row * groups;
-
-  Part acc[kRows][kParts];
-  TLE_UNROLL for (int r = 0; r < kRows; ++r)
-    TLE_UNROLL for (int i = 0; i < kParts; ++i) acc[r][i] = broadcast(0.0f);
-
-  const uint8_t *w = linear_group_panel(a, panel), *scales = w;
-  for (int64_t g = 0; g < groups; ++g) {
-    f32x16 w_scale, w_min;
-    if constexpr (!kChannelScale) {
-      if (g % 2 == 0) {
-        scales = w;
-        w += (kMin ? 4 : 2) * scale_bytes;
-      } else {
-        scales += scale_bytes;
-      }
-      w_scale = linear_group_load(a.scale_type, scales);
-      if constexpr (kMin) w_min = linear_group_load(a.scale_type, scales + 2 * scale_bytes);
+  const int64_t lines = ((kWhole ? a.group : a.k - g * a.group) + kLineCodes - 1) / kLineCodes;
+  f32x16 w_scale, w_min;
+  if constexpr (!kChannelScale) {
+    const int64_t scale_bytes = 16 * dtype_size(a.scale_type);
+    if (g % 2 == 0) {
+      at.scales = at.w;
+      at.w += (kMin ? 4 : 2) * scale_bytes;
+    } else {
+      at.scales += scale_bytes;
     }
-    const int64_t lines = g < whole_groups ? blocks * kBlockLines : (a.k - g * a.group + kLineCodes - 1) / kLineCodes;
-    TLE_UNROLL for (int i = 0; i < kParts; i += kTogether) {
-      const uint8_t* line = w + 64 / kParts * i;
-      const int8_t* codes = x;
-      Sums sums[kTogether][kRows];
-      TLE_UNROLL for (int j = 0; j < kTogether; ++j)
-        TLE_UNROLL for (int r = 0; r < kRows; ++r) sums[j][r] = first_sums<kCodes>(x_sum[r * groups + g]);
-      if (g < whole_groups) {
-        for (int64_t block = 0; block < blocks; ++block, line += 64 * kBlockLines, codes += 32)
-          add_lines<kCodes, kBlockLines>(sums, line, codes, a.x_stride);
-      } else {
-        for (int64_t l = 0; l < lines; ++l, line += 64, codes += kLineCodes) add_lines<kCodes, 1>(sums, line, codes, a.x_stride);
-      }
-      TLE_UNROLL for (int r = 0; r < kRows; ++r) {
-        const Part scale = broadcast(x_scale[r * groups + g]);
-        TLE_UNROLL for (int j = 0; j < kTogether; ++j) {
-          Part& to = acc[r][i + j];
-          if constexpr (kChannelScale) {
-            to = fma(to_float(sums[j][r]), scale, to);
-          } else {
-            to = fma(to_float(sums[j][r]), mul(scale, part(w_scale, i + j)), to);
-            if constexpr (kMin) to = fma(broadcast(float(x_sum[r * groups + g])), mul(scale, part(w_min, i + j)), to);
-          }
+    w_scale = linear_group_load(a.scale_type, at.scales);
+    if constexpr (kMin) w_min = linear_group_load(a.scale_type, at.scales + 2 * scale_bytes);
+  }
+  TLE_UNROLL for (int i = 0; i < kParts; i += kTogether) {
+    const uint8_t* w = at.w + 64 / kParts * i;
+    const int8_t* x = at.x;
+    Sums sums[kTogether][kRows];
+    TLE_UNROLL for (int j = 0; j < kTogether; ++j)
+      TLE_UNROLL for (int r = 0; r < kRows; ++r) sums[j][r] = first_sums<kCodes>(at.x_sum[r * groups + g]);
+    if (kWhole) {
+      int64_t left = lines;
+      do {
+        add_lines<kCodes, kBlockLines>(sums, w, x, a.x_stride);
+        w += 64 * kBlockLines;
+        x += 32;
+      } while ((left -= kBlockLines) != 0);
+    } else {
+      for (int64_t line = 0; line < lines; ++line, w += 64, x += kLineCodes) add_lines<kCodes, 1>(sums, w, x, a.x_stride);
+    }
+    TLE_UNROLL for (int r = 0; r < kRows; ++r) {
+      const Part scale = broadcast(at.x_scale[r * groups + g]);
+      TLE_UNROLL for (int j = 0; j < kTogether; ++j) {
+        Part& to = acc[r][i + j];
+        if constexpr (kChannelScale) {
+          to = fma(to_float(sums[j][r]), scale, to);
+        } else {
+          to = fma(to_float(sums[j][r]), mul(scale, part(w_scale, i + j)), to);
+          if constexpr (kMin) to = fma(broadcast(float(at.x_sum[r * groups + g])), mul(scale, part(w_min, i + j)), to);
         }
       }
     }
-    w += 64 * lines;
-    x += kLineCodes * lines;
   }
+  at.w += 64 * lines;
+  at.x += kLineCodes * lines;
+}
+
+// The outputs of kRows rows and a panel, which is read from its beginning to its end.
+template <GroupCodes kCodes, bool kChannelScale, int kRows, int kTogether>
+static inline void tile(const LinearGroupArgs& a, int64_t row, int64_t panel) {
+  const int64_t groups = linear_group_groups(a), whole_groups = a.k / a.group;
+  const uint8_t* w = linear_group_panel(a, panel);
+  Place<kRows> at = {w, w, a.x + row * a.x_stride, a.x_scale + row * groups, a.x_sum + row * groups};
+  Part acc[kRows][kParts];
+  TLE_UNROLL for (int r = 0; r < kRows; ++r)
+    TLE_UNROLL for (int i = 0; i < kParts; ++i) acc[r][i] = broadcast(0.0f);
+  for (int64_t g = 0; g < whole_groups; ++g) add_group<kCodes, kChannelScale, kTogether, true>(a, g, groups, at, acc);
+  if (whole_groups < groups) add_group<kCodes, kChannelScale, kTogether, false>(a, whole_groups, groups, at, acc);
+
   f32x16 y[kRows];
   TLE_UNROLL for (int r = 0; r < kRows; ++r) y[r] = whole(acc[r]);
   for (int r = 0; r < kRows; ++r) linear_group_store(a, row + r, panel, y[r]);
