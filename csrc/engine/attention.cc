@@ -81,7 +81,8 @@ bool allowed(const AttentionMask& m, int64_t i) {
 // Narrows the ranges of one query (of one head, if the mask differs between heads) to what the mask allows.
 void scan_mask(const AttentionStage& s, int64_t unit, int) {
   const AttentionCall& c = s.call;
-  const int64_t query = unit % c.queries, head = unit / c.queries % s.mask_heads, batch = unit / c.queries / s.mask_heads;
+  const int64_t query = unit % c.queries, head = unit / c.queries % s.mask_heads;
+  const int64_t batch = unit / c.queries / s.mask_heads;
   Range r = range_of(c, batch, query);
   const int64_t row = batch * c.mask_batch_stride + head * c.mask.head_stride + query * c.mask.query_stride;
   while (r.begin < r.end && !allowed(c.mask, row + r.begin * c.mask.key_stride)) ++r.begin;
@@ -100,8 +101,8 @@ struct Span {
   int64_t length() const { return low > high ? 0 : high - low; }
 };
 
-// Calls the kernel for blocks first .. last - 1 of the tile's rows. Rows whose first keys lie far apart (which only an arbitrary
-// mask makes) go in several calls.
+// Calls the kernel for blocks first .. last - 1 of the tile's rows. Rows whose first keys lie far apart (which only an
+// arbitrary mask makes) go in several calls.
 void run_tile(const AttentionStage& s, const Tile& t, int64_t first, int64_t last, float* max, float* sum, float* acc,
               int member) {
   const AttentionCall& c = s.call;
@@ -209,7 +210,8 @@ void whole_tile(const AttentionStage& s, int64_t unit, int member) {
 
 void block_of_tile(const AttentionStage& s, int64_t unit, int member) {
   const int64_t at = unit * s.rows, block = unit % s.partials;
-  run_tile(s, tile_of(s, unit / s.partials), block, block + 1, s.max + at, s.sum + at, s.acc + at * s.acc_stride, member);
+  const Tile t = tile_of(s, unit / s.partials);
+  run_tile(s, t, block, block + 1, s.max + at, s.sum + at, s.acc + at * s.acc_stride, member);
 }
 
 void merge_blocks(const AttentionStage& s, int64_t unit, int) {

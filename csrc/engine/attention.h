@@ -16,8 +16,8 @@ struct TokenStrides {
 };
 
 // out[b, h, i] = sum over the keys j that query i may attend to of softmax(score)[j] v[b, h / (heads / kv_heads), j].
-// The scores, the softmax and the order of every sum are those of kernels/attention/attention.h: the bits depend neither
-// on the number of threads nor on what else is in the batch, nor on how many queries one call has.
+// The scores, the softmax and the order of every sum are those of kernels/attention/attention.h: the bits depend
+// neither on the number of threads nor on what else is in the batch, nor on how many queries one call has.
 struct AttentionCall {
   const void* q = nullptr;  // [batch, heads, queries, d]
   const void* k = nullptr;  // [batch, kv_heads, keys, d]

@@ -31,7 +31,8 @@ void check_keys(const char* op, const at::Tensor& q, const at::Tensor& k, const 
   check_head_size(op, "q", q);
   check_head_size(op, "v", v);
   TORCH_CHECK_VALUE(k.size(head) >= 1 && q_heads % k.size(head) == 0, op,
-                    ": the query heads must be a multiple of the key/value heads, got ", q_heads, " and ", k.size(head));
+                    ": the query heads must be a multiple of the key/value heads, got ", q_heads, " and ",
+                    k.size(head));
 }
 
 MaskKind mask_kind(const char* op, const at::Tensor& mask) {
@@ -86,7 +87,8 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   TORCH_CHECK_VALUE(window == 0 || causal, op, ": a window is counted back from a causal query: causal must be True");
   call.causal = causal;
   call.window = window;
-  TORCH_CHECK_VALUE(softcap >= 0.0 && std::isfinite(softcap), op, ": softcap must be 0 (none) or positive, got ", softcap);
+  TORCH_CHECK_VALUE(softcap >= 0.0 && std::isfinite(softcap), op, ": softcap must be 0 (none) or positive, got ",
+                    softcap);
   call.softcap = float(softcap);
 
   at::Tensor mask_kept, sinks_kept, starts_kept;
@@ -142,8 +144,8 @@ at::Tensor flash_attn_decode(const at::Tensor& q, const at::Tensor& k, const at:
   if (batched) check_size(op, "k", k, 0, q.size(0), "the batch of q");
   const int64_t slots = k.size(-2);
   call.keys = seq_len.value_or(slots);
-  TORCH_CHECK_VALUE(call.keys >= 0 && call.keys <= slots, op, ": seq_len must be in 0 .. ", slots, " (the keys of k), got ",
-                    call.keys);
+  TORCH_CHECK_VALUE(call.keys >= 0 && call.keys <= slots, op, ": seq_len must be in 0 .. ", slots,
+                    " (the keys of k), got ", call.keys);
   call.batch = batched ? q.size(0) : 1;
   call.heads = q.size(-2);
   call.kv_heads = k.size(-3);

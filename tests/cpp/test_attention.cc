@@ -1,4 +1,5 @@
-// attention and attention_merge: every variant against the reference, and the engine's divisions of the work against each other.
+// attention and attention_merge: every variant against the reference, and the engine's divisions of the work against
+// each other.
 #include <algorithm>
 #include <cmath>
 
@@ -301,7 +302,7 @@ TEST(Attention, InfinitiesAndNanInKeysAndValues) {
           c.d = c.dv = 16;
           c.all_rows(0, keys);
           KernelRun run(c, random);
-          // One element of one key and of another value; a score of -inf skips the key, so that its NaN value does no harm.
+          // One element of a key and of two values; a score of -inf skips the key, so that its NaN value does no harm.
           scalar::store(t, run.k(keys / 2), 3, key_value);
           scalar::store(t, run.v(keys / 2), 5, value);
           scalar::store(t, run.v(keys - 1), 7, value);
@@ -393,7 +394,9 @@ struct Tokens {
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t i = first; i < last; ++i) fill_normal(random, dtype, at(b, h, i), size);
   }
-  std::string bytes(int64_t b, int64_t h, int64_t i) { return std::string(at(b, h, i), size_t(size * dtype_size(dtype))); }
+  std::string bytes(int64_t b, int64_t h, int64_t i) {
+    return std::string(at(b, h, i), size_t(size * dtype_size(dtype)));
+  }
 };
 
 struct Operands {
@@ -445,8 +448,10 @@ Tokens run(AttentionCall c, int threads = 1) {
 
 TEST(AttentionEngine, ThreadsAndLevelsDoNotChangeBits) {
   Random random(11);
-  const struct { int64_t batch, heads, kv_heads, queries, keys, window; } cases[] = {
-      {1, 4, 2, 1, 5000, 0}, {1, 4, 2, 1, 5000, 1000}, {2, 6, 2, 9, 700, 0}, {1, 2, 1, 300, 300, 0}, {1, 3, 3, 100, 400, 70}, {1, 70, 1, 2, 300, 0}};
+  const struct {
+    int64_t batch, heads, kv_heads, queries, keys, window;
+  } cases[] = {{1, 4, 2, 1, 5000, 0},   {1, 4, 2, 1, 5000, 1000}, {2, 6, 2, 9, 700, 0},
+               {1, 2, 1, 300, 300, 0}, {1, 3, 3, 100, 400, 70},   {1, 70, 1, 2, 300, 0}};
   for (const auto& c : cases) {
     Operands operands(random, DType::kBF16, c.batch, c.heads, c.kv_heads, c.queries, c.keys, 32, 16);
     AttentionCall call = operands.call();
@@ -500,7 +505,7 @@ TEST(AttentionEngine, ARowOfAPrefillEqualsItsDecodeStep) {
     }
 }
 
-// Rows that are padded on the left, by `starts` or by a mask of any kind, against the same rows alone. What the padding holds is NaN.
+// Rows that are padded on the left, by `starts` or by a mask, against the same rows alone. What the padding holds is NaN.
 TEST(AttentionEngine, APaddedRowEqualsTheRowAlone) {
   Random random(14);
   const int64_t keys = 640, queries = 5, heads = 4, kv_heads = 2, d = 32;
@@ -544,7 +549,8 @@ TEST(AttentionEngine, APaddedRowEqualsTheRowAlone) {
   }
 }
 
-// Each query and each head starts at a key of its own, far from its neighbours: the tile goes through the kernel in parts.
+// Each query and each head starts at a key of its own, far from its neighbours': the tile goes through the kernel in
+// parts.
 TEST(AttentionEngine, RowsWhoseFirstKeysLieFarApart) {
   Random random(15);
   const int64_t keys = 900, queries = 6, heads = 4;
