@@ -13,22 +13,25 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 import statistics
 import sys
 import time
 import warnings
 from pathlib import Path
 
-import torch
-import transformers
-from fetch import smollm2_gguf
-from rich.console import Console
-from rich.panel import Panel
-from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.generation.streamers import BaseStreamer
+os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' bar of de-quantised tensors, read when tqdm is imported
 
-import tle_torch
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from fetch import smollm2_gguf  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.panel import Panel  # noqa: E402
+from rich.table import Table  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+from transformers.generation.streamers import BaseStreamer  # noqa: E402
+
+import tle_torch  # noqa: E402
 
 QUESTION = "Why is the sky blue? Explain it in three sentences."
 
