@@ -5,9 +5,9 @@ namespace {
 
 // 8 of the 16 registers accumulate (a value of 16 lanes takes two).
 constexpr int kGroup = 4, kDotRows = 2;
-constexpr int kDotKeys[] = {0, 4, 2};
+constexpr int kDotKeys[] = {0, 1, 2};
 constexpr int kValueLanes[] = {0, 4, 2, 1, 1};
-constexpr int kDirectRows = 8;
+constexpr int kStreamRows = 1, kDirectRows = 8;
 
 }  // namespace
 }  // namespace tle

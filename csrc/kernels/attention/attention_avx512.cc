@@ -5,9 +5,9 @@ namespace {
 
 // 16 accumulators leave room for 4 keys or values and a broadcast; one tree adds up a whole tile.
 constexpr int kGroup = 4, kDotRows = 4;
-constexpr int kDotKeys[] = {0, 16, 8, 4, 4};
+constexpr int kDotKeys[] = {0, 1, 1, 4, 4};
 constexpr int kValueLanes[] = {0, 8, 8, 4, 4};
-constexpr int kDirectRows = 8;
+constexpr int kStreamRows = 2, kDirectRows = 8;
 
 }  // namespace
 }  // namespace tle

@@ -4,6 +4,7 @@
 //   kDotRows, kDotKeys[r]    the tile of q k: r = 1 .. kDotRows rows x kDotKeys[r] keys, whose lanes fit in registers;
 //                            kDotKeys[r] divides 16
 //   kValueLanes[r]           the tile of p v: r = 1 .. kGroup rows x kValueLanes[r] x 16 columns
+//   kStreamRows              rows of that tile at most where values come from memory and it does not span them
 //   kDirectRows              with more rows than this, 16-bit keys and values are widened once into a buffer
 //
 // A block of keys goes through three passes: scores of all rows, softmax row by row, and the weighted sum of the values.
@@ -21,6 +22,10 @@ namespace {
 constexpr int64_t kScoreStride = kAttentionBlock + kAttentionSpread + 64;
 constexpr int64_t kSubBlock = 64;  // keys or values that are widened, or stay in the first cache, at a time
 constexpr float kSkipped = -1.0f;  // no exp is negative
+// Several rows use a line more slowly than one row does: then what the hardware prefetches by itself is too little. Into
+// the second cache, because the first has too few lines in flight (Zen 4, 4 rows, D = 128: 12 GB/s without, 11 with
+// prefetches into the first cache, 18 GB/s into the second, this far ahead; nearer or further is slower).
+constexpr int64_t kPrefetchBytes = 16 * 1024;
 constexpr float kLane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 static inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -36,13 +41,40 @@ static inline void widen(const typename Element<T>::type* from, int64_t stride, 
   }
 }
 
+// What a loop over keys prefetches: cache lines first .. last - 1 of the row that lies kPrefetchBytes ahead of each of its
+// own. The lines of a row are shared out among those who go over the same keys, because a processor drops prefetches that
+// come too many at a time.
+struct Ahead {
+  const char* rows;
+  int64_t stride;  // bytes
+  int64_t first, last;
+
+  void fetch(int64_t row) const {
+    for (int64_t line = first; line < last; ++line) __builtin_prefetch(rows + row * stride + 64 * line, 0, 2);
+  }
+  // The part of one among `count` equal ones.
+  Ahead share(int64_t index, int64_t count) const {
+    return {rows, stride, first + (last - first) * index / count, first + (last - first) * (index + 1) / count};
+  }
+  Ahead from(int64_t row) const { return {rows + row * stride, stride, first, last}; }
+};
+
+// rows: of n elements of T, `stride` elements apart.
+template <DType T>
+static inline Ahead ahead_of(const typename Element<T>::type* rows, int64_t stride, int64_t n) {
+  constexpr int64_t kSize = int64_t(sizeof(typename Element<T>::type));
+  const int64_t bytes = stride * kSize, distance = bytes > 0 && bytes < kPrefetchBytes ? kPrefetchBytes / bytes : 1;
+  return {reinterpret_cast<const char*>(rows + distance * stride), bytes, 0, (n * kSize + 63) / 64};
+}
+
 // The dot products of kRows rows with 16 keys, d padded to whole lanes.
 template <DType T, int kRows>
 static inline void dot_16_keys(const float* q, const typename Element<T>::type* k, int64_t k_stride, int64_t d,
-                               float* scores) {
+                               float* scores, const Ahead& ahead) {
   if constexpr (kRows > kDotRows) {
-    dot_16_keys<T, kDotRows>(q, k, k_stride, d, scores);
-    dot_16_keys<T, kRows - kDotRows>(q + kDotRows * d, k, k_stride, d, scores + kDotRows * kScoreStride);
+    dot_16_keys<T, kDotRows>(q, k, k_stride, d, scores, ahead.share(0, 2));
+    dot_16_keys<T, kRows - kDotRows>(q + kDotRows * d, k, k_stride, d, scores + kDotRows * kScoreStride,
+                                     ahead.share(1, 2));
   } else {
     constexpr int kKeys = kDotKeys[kRows];
     constexpr bool kOneTree = kRows * kKeys == 16;  // a tile is what one tree adds up
@@ -50,6 +82,7 @@ static inline void dot_16_keys(const float* q, const typename Element<T>::type* 
     for (int first = 0; first < 16; first += kKeys) {
       f32x16 acc[kRows * kKeys];
       for (f32x16& x : acc) x = zero();
+      for (int j = 0; j < kKeys; ++j) ahead.fetch(first + j);
       for (int64_t i = 0; i < d; i += 16) {
         f32x16 keys[kKeys];
         for (int j = 0; j < kKeys; ++j) keys[j] = load_as<T>(k + (first + j) * k_stride, i);
@@ -78,10 +111,12 @@ struct Columns {
   int64_t low, high, core_low, core_high;
 };
 
-// acc[r][column] += p[r][i] v[i][column] for the group's columns of scores in first .. last - 1, i increasing.
+// acc[r][column] += p[r][i] v[i][column] for the columns i of the scores in low .. high - 1, increasing. All rows have
+// those of the core.
 template <DType T, int kRows, int kLanes>
 static inline void add_values_tile(const float* p, const typename Element<T>::type* v, int64_t v_stride, int64_t low,
-                                   int64_t core_low, int64_t core_high, int64_t high, float* acc, int64_t acc_stride) {
+                                   int64_t core_low, int64_t core_high, int64_t high, float* acc, int64_t acc_stride,
+                                   const Ahead& ahead) {
   f32x16 sum[kRows][kLanes];
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < kLanes; ++c) sum[r][c] = load(acc + r * acc_stride + 16 * c);
@@ -97,6 +132,7 @@ static inline void add_values_tile(const float* p, const typename Element<T>::ty
   };
   some_rows(low, core_low);
   for (int64_t i = core_low; i < core_high; ++i) {
+    ahead.fetch(i);
     f32x16 values[kLanes];
     for (int c = 0; c < kLanes; ++c) values[c] = load_as<T>(v + i * v_stride, 16 * c);
     for (int r = 0; r < kRows; ++r) {
@@ -109,16 +145,31 @@ static inline void add_values_tile(const float* p, const typename Element<T>::ty
     for (int c = 0; c < kLanes; ++c) store(acc + r * acc_stride + 16 * c, sum[r][c]);
 }
 
-// All dv columns (padded to whole lanes): the widest tile, then narrower ones for what remains.
+// All dv columns (padded to whole lanes): the widest tile, then narrower ones for what remains. The first prefetches.
 template <DType T, int kRows, int kLanes>
 static inline void add_values(const float* p, const typename Element<T>::type* v, int64_t v_stride, const Columns& c,
-                              int64_t first, int64_t last, float* acc, int64_t dv, int64_t from) {
+                              int64_t first, int64_t last, float* acc, int64_t dv, int64_t from, Ahead ahead) {
   const int64_t low = at_least(c.low, first), high = at_most(c.high, last);
   const int64_t core_low = at_most(at_least(c.core_low, low), high);
   const int64_t core_high = at_most(at_least(c.core_high, core_low), high);
-  for (; from + 16 * kLanes <= dv; from += 16 * kLanes)
-    add_values_tile<T, kRows, kLanes>(p, v + from, v_stride, low, core_low, core_high, high, acc + from, dv);
-  if constexpr (kLanes > 1) add_values<T, kRows, kLanes / 2>(p, v, v_stride, c, first, last, acc, dv, from);
+  for (; from + 16 * kLanes <= dv; from += 16 * kLanes, ahead = {})
+    add_values_tile<T, kRows, kLanes>(p, v + from, v_stride, low, core_low, core_high, high, acc + from, dv, ahead);
+  if constexpr (kLanes > 1) add_values<T, kRows, kLanes / 2>(p, v, v_stride, c, first, last, acc, dv, from, ahead);
+}
+
+// The same with values that stream from memory: rows of v that a tile does not span are used up at once by a few of
+// the group's rows, rather than in parts that lie apart, because memory is fastest in one stream.
+template <DType T, int kRows>
+static inline void stream_values(const float* p, const typename Element<T>::type* v, int64_t v_stride, const Columns& c,
+                                 int64_t first, int64_t last, float* acc, int64_t dv, const Ahead& ahead) {
+  if constexpr (kRows > kStreamRows) {
+    if (dv > 16 * kValueLanes[kRows]) {
+      stream_values<T, kStreamRows>(p, v, v_stride, c, first, last, acc, dv, ahead.share(0, 2));
+      return stream_values<T, kRows - kStreamRows>(p + kStreamRows * kScoreStride, v, v_stride, c, first, last,
+                                                   acc + kStreamRows * dv, dv, ahead.share(1, 2));
+    }
+  }
+  add_values<T, kRows, kValueLanes[kRows]>(p, v, v_stride, c, first, last, acc, dv, 0, ahead);
 }
 
 // What the mask adds to n scores: -inf where the key is not allowed. i: the mask's element for the first key.
@@ -250,7 +301,14 @@ struct AttentionTile {
       low[r] -= first_key;
       high[r] -= first_key;
     }
+    keys_ahead = ahead_of<T>(k(0), a.k_stride, a.d);
+    values_ahead = ahead_of<T>(v(0), a.v_stride, a.dv);
     return true;
+  }
+
+  // One row uses memory as fast as it comes without prefetching.
+  Ahead group_ahead(const Ahead& ahead, int64_t row) const {
+    return rows == 1 ? Ahead{} : ahead.share(row / kGroup, (rows + kGroup - 1) / kGroup);
   }
 
   Columns group_columns(int64_t first, int64_t count) const {
@@ -271,10 +329,11 @@ struct AttentionTile {
     const Columns c = group_columns(row, kRows);
     for (int64_t i = at_least(c.low, first) / 16 * 16; i < at_most(c.high, last); i += 16) {
       float* to = scores + row * kScoreStride + i;
+      const Ahead ahead = group_ahead(keys_ahead, row).from(i);
       if (wide_keys || i + 16 > columns) {
-        dot_16_keys<DType::kF32, kRows>(q + row * d, keys + (i - first) * d, d, d, to);
+        dot_16_keys<DType::kF32, kRows>(q + row * d, keys + (i - first) * d, d, d, to, ahead);
       } else {
-        dot_16_keys<T, kRows>(q + row * d, k(i), a.k_stride, d, to);
+        dot_16_keys<T, kRows>(q + row * d, k(i), a.k_stride, d, to, ahead);
       }
     }
   }
@@ -328,10 +387,11 @@ struct AttentionTile {
     if (at_least(c.low, first) >= at_most(c.high, last)) return;
     const float* p = scores + row * kScoreStride;
     float* acc = block_acc + row * dv;
+    const Ahead ahead = group_ahead(values_ahead, row);
     if (wide_values) {
-      add_values<DType::kF32, kRows, kValueLanes[kRows]>(p, values - first * dv, dv, c, first, last, acc, dv, 0);
+      add_values<DType::kF32, kRows, kValueLanes[kRows]>(p, values - first * dv, dv, c, first, last, acc, dv, 0, ahead);
     } else {
-      add_values<T, kRows, kValueLanes[kRows]>(p, v(0), a.v_stride, c, first, last, acc, dv, 0);
+      stream_values<T, kRows>(p, v(0), a.v_stride, c, first, last, acc, dv, ahead);
     }
   }
 
@@ -385,6 +445,7 @@ struct AttentionTile {
   float* const values;
   float* const bias;
   int64_t first_key = 0, columns = 0;  // of the current block
+  Ahead keys_ahead, values_ahead;
   int64_t low[kAttentionRows], high[kAttentionRows];
   RowSum block_sums[kAttentionRows];
   int64_t bias_at = -1, bias_count = 0;

@@ -7,7 +7,7 @@ namespace {
 constexpr int kGroup = 4, kDotRows = 2;
 constexpr int kDotKeys[] = {0, 4, 2};
 constexpr int kValueLanes[] = {0, 4, 2, 1, 1};
-constexpr int kDirectRows = 8;
+constexpr int kStreamRows = 1, kDirectRows = 8;
 
 }  // namespace
 }  // namespace tle
