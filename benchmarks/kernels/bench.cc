@@ -28,7 +28,7 @@ namespace {
 
 struct Options {
   std::vector<int> threads = {1, 2};
-  std::string op, isa;
+  std::string op, isa, shape;  // "": all; the shape is a part of what is printed
   double seconds = 0.4;  // for each figure
   bool best = false;     // the fastest call instead of the median: for a machine that others use too
   bool quick = false;    // small buffers: shows that everything runs, the figures mean nothing
@@ -294,6 +294,8 @@ std::string shape_of(const std::string& what, int64_t rows, int64_t n, int64_t k
   return what + " " + std::to_string(rows) + " x [" + std::to_string(n) + ", " + std::to_string(k) + "]";
 }
 
+bool wanted(const std::string& shape) { return shape.find(options.shape) != std::string::npos; }
+
 // Where the weights of a case are.
 enum class From { kMemory, kCache };
 
@@ -313,6 +315,8 @@ void bandwidth_case(const char* op, Isa isa, const std::string& shape, int threa
 // One linear of `rows` rows in bf16 (or the dense weight's type), at every thread count. format: a scheme, or the type of a dense weight.
 void linear_case(const char* op, Isa isa, const std::string& format, int64_t rows, int64_t n, int64_t k, From from) {
   if (options.quick) n = std::min<int64_t>(n, 256);
+  const std::string shape = shape_of(format + (from == From::kMemory ? " memory" : " cache"), rows, n, k);
+  if (!wanted(shape)) return;
   const DType t = format == "fp32" ? DType::kF32 : format == "fp16" ? DType::kF16 : DType::kBF16;
   const bool dense = format == "fp32" || format == "fp16" || format == "bf16";
   const int64_t total = from == From::kMemory ? working_set() : 0;
@@ -326,7 +330,6 @@ void linear_case(const char* op, Isa isa, const std::string& format, int64_t row
     add_linears(program, x.activation, &w, &to, 1);
     program.run();
   };
-  const std::string shape = shape_of(format + (from == From::kMemory ? " memory" : " cache"), rows, n, k);
   for (int threads : options.threads) {
     set_num_threads(threads);
     // Up to eight rows of a weight in memory are bound by its bytes.
@@ -375,12 +378,14 @@ void linear_dense_cases(Isa isa) {
 void sdot_gemv_cases(Isa isa) {
   for (auto [n, k] : {std::pair<int64_t, int64_t>{4096, 4096}, {1536, 576}}) {
     if (options.quick) n = 256;
+    const std::string shape = shape_of("memory", 1, n, k);
+    if (!wanted(shape)) continue;
     const int64_t bytes = n * k, copies = std::max<int64_t>(1, working_set() / bytes);
     const Bytes memory = random_bytes(copies * bytes), a = random_bytes(k), out(4 * n);
     int64_t turn = 0;
     for (int threads : options.threads) {
       set_num_threads(threads);
-      bandwidth_case("sdot_gemv", isa, shape_of("memory", 1, n, k), threads, memory, bytes, [&] {
+      bandwidth_case("sdot_gemv", isa, shape, threads, memory, bytes, [&] {
         SdotGemvArgs s = {};
         s.packed = reinterpret_cast<const int8_t*>(memory.data + turn++ % copies * bytes);
         s.stride = 4 * n;
@@ -411,6 +416,8 @@ void attention_cases(Isa isa) {
   call.scale = 0.1f;
   call.causal = true;
   for (auto [queries, keys] : {std::pair<int64_t, int64_t>{1, 4096}, {512, 512}}) {
+    const std::string shape = "bf16 16:8 heads of 128, " + std::to_string(queries) + " x " + std::to_string(keys);
+    if (!wanted(shape)) continue;
     const int64_t one = kv_heads * keys * d;  // elements of the keys, and of the values
     const int64_t copies = queries == 1 ? std::max<int64_t>(1, working_set() / (4 * one)) : 1;
     const Bytes memory = random_values(DType::kBF16, 2 * one * copies), q = random_values(DType::kBF16, heads * queries * d);
@@ -429,7 +436,6 @@ void attention_cases(Isa isa) {
       add_attention(program, call);
       program.run();
     };
-    const std::string shape = "bf16 16:8 heads of 128, " + std::to_string(queries) + " x " + std::to_string(keys);
     for (int threads : options.threads) {
       set_num_threads(threads);
       if (queries == 1)
@@ -442,6 +448,7 @@ void attention_cases(Isa isa) {
 
 // Operators on rows: one thread, everything in the cache, against the plain loop over the bytes that they read and write.
 void row_case(const char* op, Isa isa, const std::string& shape, int64_t bytes, const std::function<void()>& run) {
+  if (!wanted(shape)) return;
   const Bytes memory = random_bytes(bytes);
   set_num_threads(1);
   const Pair time = time_in_turns(run, [&] { read_all(memory.data, bytes); });
@@ -516,8 +523,9 @@ void run_table(KernelTableBase& table) {
 
 [[noreturn]] void usage(int status) {
   fprintf(status ? stderr : stdout,
-          "tle_kernel_bench [--op NAME] [--isa LEVEL] [--threads 1,2] [--seconds S] [--best] [--quick]\n"
-          "Without options: every operator and level of this CPU with 1 and 2 threads. S: seconds for each figure.\n"
+          "tle_kernel_bench [--op NAME] [--isa LEVEL] [--shape TEXT] [--threads 1,2] [--seconds S] [--best] [--quick]\n"
+          "Without options: every operator and level of this CPU with 1 and 2 threads. TEXT: a part of the shape as it is\n"
+          "printed. S: seconds for each figure.\n"
           "--best: the fastest call instead of the median, for a machine that others use too.\n"
           "--quick: small buffers, to see that everything runs; its figures mean nothing.\n");
   exit(status);
@@ -542,6 +550,8 @@ void parse(int argc, char** argv) {
       options.op = value;
     } else if (name == "--isa") {
       options.isa = value;
+    } else if (name == "--shape") {
+      options.shape = value;
     } else if (name == "--seconds") {
       options.seconds = atof(value.c_str());
     } else if (name == "--threads") {
