@@ -8,6 +8,10 @@ namespace tle {
 
 namespace {
 
+// Of blocks: few enough that memory is read in long streams, enough that the last one to finish keeps the others waiting
+// only briefly.
+constexpr int64_t kUnitsPerMember = 8;
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 const void* offset(const void* p, int64_t elements, DType t) {
@@ -23,7 +27,8 @@ struct AttentionStage {
   int64_t group;           // query heads per key/value head
   int64_t heads, queries;  // of a tile
   int64_t head_tiles, query_tiles, tiles;
-  int64_t partials;        // 1: a tile is one unit and takes all its blocks. Otherwise a block of a tile is a unit.
+  int64_t partials;        // 1: a tile is one unit and joins its blocks as it goes. Otherwise each block has its result,
+  int64_t run, runs;       // and a unit is one of a tile's `runs` runs of `run` neighbouring blocks.
   int64_t acc_stride, rows;
   // Results of units, [tiles or members][partials][rows]; a tile that is one unit needs them only while it runs.
   float *max, *sum, *acc;
@@ -208,10 +213,13 @@ void whole_tile(const AttentionStage& s, int64_t unit, int member) {
   finish_tile(s, t, max, sum, acc);
 }
 
-void block_of_tile(const AttentionStage& s, int64_t unit, int member) {
-  const int64_t at = unit * s.rows, block = unit % s.partials;
-  const Tile t = tile_of(s, unit / s.partials);
-  run_tile(s, t, block, block + 1, s.max + at, s.sum + at, s.acc + at * s.acc_stride, member);
+void run_of_blocks(const AttentionStage& s, int64_t unit, int member) {
+  const int64_t tile = unit / s.runs, first = unit % s.runs * s.run, last = std::min(first + s.run, s.partials);
+  const Tile t = tile_of(s, tile);
+  for (int64_t block = first; block < last; ++block) {
+    const int64_t at = (tile * s.partials + block) * s.rows;
+    run_tile(s, t, block, block + 1, s.max + at, s.sum + at, s.acc + at * s.acc_stride, member);
+  }
 }
 
 void merge_blocks(const AttentionStage& s, int64_t unit, int) {
@@ -243,6 +251,8 @@ void add_attention(Program& program, const AttentionCall& call) {
   const int64_t longest = c.window > 0 ? std::min(c.window, c.keys) : c.keys;
   const bool split = program.members() > 1 && s.tiles < 4 * program.members();
   s.partials = split ? std::max<int64_t>(1, ceil_div(longest, kAttentionBlock)) : 1;
+  s.run = std::max<int64_t>(1, s.tiles * s.partials / (kUnitsPerMember * program.members()));
+  s.runs = ceil_div(s.partials, s.run);
   const int64_t results = (s.partials > 1 ? s.tiles * s.partials : program.members()) * s.rows;
   s.max = program.scratch<float>(results);
   s.sum = program.scratch<float>(results);
@@ -260,7 +270,7 @@ void add_attention(Program& program, const AttentionCall& call) {
   if (s.partials == 1) {
     program.add(s, s.tiles, bytes, whole_tile);
   } else {
-    program.add(s, s.tiles * s.partials, bytes, block_of_tile);
+    program.add(s, s.tiles * s.runs, bytes, run_of_blocks);
     program.add(s, s.tiles, 0, merge_blocks);
   }
 }
