@@ -112,11 +112,20 @@ static inline void store_i8(int8_t* p, i32x16 a) {
 static inline i32x16 zero_i32() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 static inline i32x16 add(i32x16 a, i32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 static inline i32x16 sub(i32x16 a, i32x16 b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
-static inline i32x16 half(i32x16 a) { return {_mm256_srai_epi32(a.lo, 1), _mm256_srai_epi32(a.hi, 1)}; }
-static inline __m256 power_of_two_half(__m256i a) {
+static inline __m256 power_of_two(__m256i a) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(a, _mm256_set1_epi32(127)), 23));
 }
-static inline f32x16 power_of_two(i32x16 a) { return {power_of_two_half(a.lo), power_of_two_half(a.hi)}; }
+static inline f32x16 round_even(f32x16 a) {
+  return {_mm256_round_ps(a.lo, _MM_FROUND_TO_NEAREST_INT), _mm256_round_ps(a.hi, _MM_FROUND_TO_NEAREST_INT)};
+}
+// 2^n in two factors: only the last product rounds.
+static inline __m256 scale_by_power(__m256 a, __m256 n) {
+  const __m256i i = _mm256_cvtps_epi32(n), h = _mm256_srai_epi32(i, 1);
+  return _mm256_mul_ps(_mm256_mul_ps(a, power_of_two(h)), power_of_two(_mm256_sub_epi32(i, h)));
+}
+static inline f32x16 scale_by_power(f32x16 a, f32x16 n) {
+  return {scale_by_power(a.lo, n.lo), scale_by_power(a.hi, n.hi)};
+}
 static inline i32x16 abs_bits(f32x16 a) {
   const f32x16 b = abs(a);
   return {_mm256_castps_si256(b.lo), _mm256_castps_si256(b.hi)};

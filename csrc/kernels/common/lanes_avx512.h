@@ -115,11 +115,10 @@ static inline void store_i8(int8_t* p, i32x16 a) {
 static inline i32x16 zero_i32() { return {_mm512_setzero_si512()}; }
 static inline i32x16 add(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 static inline i32x16 sub(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
-static inline i32x16 half(i32x16 a) { return {_mm512_srai_epi32(a.v, 1)}; }
-// 2^a for -126 <= a <= 127.
-static inline f32x16 power_of_two(i32x16 a) {
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(a.v, _mm512_set1_epi32(127)), 23))};
-}
+// a rounded to the nearest integer, ties to even.
+static inline f32x16 round_even(f32x16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT)}; }
+// a 2^n, rounded once, for integers n in -150 .. 128 and 0.5 < a < 2.
+static inline f32x16 scale_by_power(f32x16 a, f32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // Bit patterns of |a| compared as integers: finite < infinity < NaN, so the maximum keeps a NaN.
 static inline i32x16 abs_bits(f32x16 a) {
   return {_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7FFFFFFF))};

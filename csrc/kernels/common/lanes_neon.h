@@ -167,15 +167,21 @@ static inline i32x16 sub(i32x16 a, i32x16 b) {
   for (int i = 0; i < 4; ++i) r.v[i] = vsubq_s32(a.v[i], b.v[i]);
   return r;
 }
-static inline i32x16 half(i32x16 a) {
-  i32x16 r;
-  for (int i = 0; i < 4; ++i) r.v[i] = vshrq_n_s32(a.v[i], 1);
+static inline float32x4_t power_of_two(int32x4_t a) {
+  return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(a, vdupq_n_s32(127)), 23));
+}
+static inline f32x16 round_even(f32x16 a) {
+  f32x16 r;
+  for (int i = 0; i < 4; ++i) r.v[i] = vrndnq_f32(a.v[i]);
   return r;
 }
-static inline f32x16 power_of_two(i32x16 a) {
+// 2^n in two factors: only the last product rounds.
+static inline f32x16 scale_by_power(f32x16 a, f32x16 n) {
   f32x16 r;
-  for (int i = 0; i < 4; ++i)
-    r.v[i] = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(a.v[i], vdupq_n_s32(127)), 23));
+  for (int i = 0; i < 4; ++i) {
+    const int32x4_t k = vcvtq_s32_f32(n.v[i]), h = vshrq_n_s32(k, 1);
+    r.v[i] = vmulq_f32(vmulq_f32(a.v[i], power_of_two(h)), power_of_two(vsubq_s32(k, h)));
+  }
   return r;
 }
 static inline i32x16 abs_bits(f32x16 a) {

@@ -74,9 +74,8 @@ static inline f32x16 round_to(f32x16 a) {
 // exp as exp_constants.h states it; NaN gives NaN.
 static inline f32x16 exp(f32x16 a) {
   const f32x16 x = max_gt(set1(TLE_EXP_MIN), min_lt(set1(TLE_EXP_MAX), a));  // a NaN passes both selects
-  const i32x16 n = round_to_int(mul(x, set1(TLE_EXP_LOG2E)));
-  const f32x16 nf = to_float(n);
-  const f32x16 r = fma(nf, set1(-TLE_EXP_LN2_LOW), fma(nf, set1(-TLE_EXP_LN2_HIGH), x));
+  const f32x16 n = round_even(mul(x, set1(TLE_EXP_LOG2E)));
+  const f32x16 r = fma(n, set1(-TLE_EXP_LN2_LOW), fma(n, set1(-TLE_EXP_LN2_HIGH), x));
   f32x16 p = set1(TLE_EXP_C6);
   p = fma(p, r, set1(TLE_EXP_C5));
   p = fma(p, r, set1(TLE_EXP_C4));
@@ -84,8 +83,7 @@ static inline f32x16 exp(f32x16 a) {
   p = fma(p, r, set1(TLE_EXP_C2));
   p = fma(p, r, set1(1.0f));
   p = fma(p, r, set1(1.0f));
-  const i32x16 h = half(n);
-  return mul(mul(p, power_of_two(h)), power_of_two(sub(n, h)));
+  return scale_by_power(p, n);
 }
 
 }  // namespace

@@ -17,6 +17,13 @@
 namespace tle {
 namespace {
 
+// What is read ahead, measured on Zen 4 with 1 to 8 rows of 4096 k. While a line takes few products, the hardware's prefetching keeps up with the
+// weights, but a panel takes x out of the first-level cache as it passes, and several loads wait for each line of x: asking for it in time is
+// worth 5 to 40 %. From 5 products a line on the weights come too slowly for the hardware to follow: asking for them is worth 20 to 50 %.
+constexpr int64_t kAheadInX = 128, kAheadInWeights = 4096;
+template <GroupCodes kCodes, int kRows>
+constexpr bool kFewProducts = kRows * (kCodes == GroupCodes::kInt8 ? 1 : 2) <= 4;
+
 // Where kRows rows stand in a panel.
 template <int kRows>
 struct Place {
@@ -45,6 +52,9 @@ static inline void add_group(const LinearGroupArgs& a, int64_t g, int64_t groups
     w_scale = linear_group_load(a.scale_type, at.scales);
     if constexpr (kMin) w_min = linear_group_load(a.scale_type, at.scales + 2 * scale_bytes);
   }
+  if (kFewProducts<kCodes, kRows>) {
+    TLE_UNROLL for (int r = 0; r < kRows; ++r) __builtin_prefetch(at.x + r * a.x_stride + kAheadInX);
+  }
   TLE_UNROLL for (int i = 0; i < kParts; i += kTogether) {
     const uint8_t* w = at.w + 64 / kParts * i;
     const int8_t* x = at.x;
@@ -54,6 +64,9 @@ static inline void add_group(const LinearGroupArgs& a, int64_t g, int64_t groups
     if (kWhole) {
       int64_t left = lines;
       do {
+        if (i == 0 && !kFewProducts<kCodes, kRows>) {
+          TLE_UNROLL for (int l = 0; l < kBlockLines; ++l) __builtin_prefetch(w + 64 * l + kAheadInWeights);
+        }
         add_lines<kCodes, kBlockLines>(sums, w, x, a.x_stride);
         w += 64 * kBlockLines;
         x += 32;

@@ -13,6 +13,7 @@
 #include <simde/x86/f16c.h>
 #include <simde/x86/fma.h>
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
