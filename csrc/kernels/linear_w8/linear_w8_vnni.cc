@@ -50,7 +50,8 @@ static inline void tile(const LinearW8Args& a, int64_t row, int64_t panel) {
     for (int p = 0; p < kPanels; ++p) linear_w8_store(a, row + r, panel + p, {sums[r][p]});
 }
 
-// One row times one panel: four accumulators over k, because vpdpbusd takes four cycles.
+// One row times one panel: four accumulators over k, because vpdpbusd takes four cycles. A panel of 4096 k takes x out of the first-level
+// cache as it passes, so x is asked for as well.
 static inline void vector_panel(const LinearW8Args& a, int64_t row, int64_t panel) {
   const uint8_t* w = linear_w8_panel(a, panel);
   const int8_t* x = a.x + row * a.x_stride;
@@ -58,6 +59,7 @@ static inline void vector_panel(const LinearW8Args& a, int64_t row, int64_t pane
   int64_t line = 0;
   for (; line + 4 <= a.lines; line += 4)
     TLE_UNROLL for (int i = 0; i < 4; ++i) {
+      if (i == 0) __builtin_prefetch(x + 4 * line + 128);
       prefetch_weights(w + 64 * (line + i));
       acc[i] = _mm512_dpbusd_epi32(acc[i], unsigned_line(w + 64 * (line + i)), four_codes(x + 4 * (line + i)));
     }
