@@ -275,7 +275,7 @@ struct Rows {
     activation.rows = rows;
     activation.k = activation.stride = k;
     for (size_t i = 0; i < std::size(Activation::kGroups); ++i) {
-      const int64_t group = Activation::kGroups[i], groups = group ? (k + group - 1) / group : 1, stride = (k + 63) / 64 * 64;
+      const int64_t group = Activation::kGroups[i], groups = group ? (k + group - 1) / group : 1, stride = QuantizedRows::stride_for(k);
       QuantizedRows& q = activation.quantized[i];
       q.codes = reinterpret_cast<int8_t*>(keep(rows * stride));
       q.code_stride = stride;

@@ -193,7 +193,7 @@ void add_quantize(Program& program, Activation& x, const LinearWeight* const* we
     QuantizedRows& q = const_cast<QuantizedRows&>(x.with_group(group));
     if (q.codes != nullptr) continue;
     const int64_t groups = group ? ceil_div(x.k, group) : 1;
-    q.code_stride = ceil_div(x.k, 64) * 64;
+    q.code_stride = QuantizedRows::stride_for(x.k);
     q.codes = program.scratch<int8_t>(x.rows * q.code_stride);
     q.scales = program.scratch<float>(x.rows * groups);
     q.sums = program.scratch<int32_t>(x.rows * groups);
