@@ -3,11 +3,20 @@
 Reads a JSON object a line from standard input, answers with one a line; between commands it sleeps, so that contenders take turns on
 an otherwise idle machine.
 
-    {"do": "load", "model": ..., "threads": N}          -> {"load_s": ..., "bytes": what decode reads per token}
-    {"do": "decode", "context": C, "tokens": T}         -> {"tok_s": ...}
+    {"do": "load", "model": ..., "threads": N}          -> {"load_s": ..., "bytes": of weights that a token reads,
+                                                            "kv_bytes": of keys and values, per token of context}
+    {"do": "decode", "context": C, "tokens": T}         -> {"tok_s": ...}      behind C tokens that are in the cache already
     {"do": "prefill", "tokens": T}                      -> {"tok_s": ...}
     {"do": "memory"}                                    -> {"peak_mb": ...}
-    {"do": "bandwidth"}                                 -> {"gb_s": ...}      (tle only)
+    {"do": "bandwidth"}                                 -> {"gb_s": ...}       (tle only)
+    {"do": "step", "context": C, "tokens": T}           -> {"tok_s": ...}      the decode-step operator alone (tle only)
+
+    transformers:DTYPE            Hugging Face, eager, DynamicCache
+    transformers-gguf:DTYPE       the same, loaded from the GGUF file
+    tle:SCHEME[+head]             patch_model; +head: with a quantised head
+    tle-gguf                      tle_torch.from_gguf: the file's own codes
+    torchao:int8                  torchao's int8 weights and dynamic int8 activations, eager
+    llama:Q4_0|Q4_1|Q8_0, ort:int4   the peers of benchmarks/peers.py
 """
 
 from __future__ import annotations
@@ -37,15 +46,26 @@ class Transformers:
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
+        if os.environ.get("TLE_BENCHMARK_NO_ONEDNN"):
+            self.torch.backends.mkldnn.enabled = False
         start = time.perf_counter()
         self.torch.set_num_threads(threads)
         self.model = models.load(model, self.dtype)
         self.prepare(threads)
-        self.bytes = self.bytes_per_token()
-        return {"load_s": time.perf_counter() - start, "bytes": self.bytes}
+        config = self.model.config
+        self.layers, self.kv_heads = config.num_hidden_layers, config.num_key_value_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.caches = {}
+        return {"load_s": time.perf_counter() - start, "bytes": self.bytes_per_token(),
+                "kv_bytes": 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize}
 
     def prepare(self, threads: int) -> None:
         pass
+
+    def new_cache(self):
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.model.config)
 
     def bytes_per_token(self) -> int:
         # The embedding table is read by rows, unless it is also the head.
@@ -58,16 +78,33 @@ class Transformers:
         generator = self.torch.Generator().manual_seed(length)
         return self.torch.randint(100, 40000, (1, length), generator=generator)
 
+    def cache_of(self, context: int):
+        """A cache that holds `context` tokens. Their keys and values are random: how long a token takes does not depend on them,
+        and reading 8,192 tokens first would take longer than all the rest."""
+        if context not in self.caches:
+            self.caches.clear()  # one at a time: memory
+            cache = self.new_cache()
+            shape = (1, self.kv_heads, context, self.head_dim)
+            for layer in range(self.layers):
+                cache.update(self.torch.randn(shape, dtype=self.dtype), self.torch.randn(shape, dtype=self.dtype), layer)
+            self.caches[context] = cache
+        cache = self.caches[context]
+        more = cache.get_seq_length() - context
+        if more:
+            cache.crop(-more)
+        return cache
+
     def decode(self, context: int, tokens: int) -> dict:
-        """Tokens per second of model.generate behind a prompt of `context` tokens: the time of tokens + 1 less that of one."""
-        prompt = self.prompt(context)
+        """Tokens per second of model.generate behind `context` tokens in the cache: the time of tokens + 1 less that of one."""
+        prompt = self.prompt(context + 1)
         mask = self.torch.ones_like(prompt)
 
         def run(count: int) -> float:
+            cache = self.cache_of(context)
             start = time.perf_counter()
-            out = self.model.generate(prompt, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False,
-                                      pad_token_id=0)
-            assert out.shape[1] == context + count
+            out = self.model.generate(prompt, attention_mask=mask, past_key_values=cache, max_new_tokens=count,
+                                      min_new_tokens=count, do_sample=False, pad_token_id=0)
+            assert out.shape[1] == context + 1 + count
             return time.perf_counter() - start
 
         one = run(1)
@@ -107,19 +144,105 @@ class Tle(Transformers):
             total += tensor.nbytes
         return total
 
+    def new_cache(self):
+        import tle_torch
+
+        return tle_torch.Cache(config=self.model.config)
+
+    def step(self, context: int, tokens: int) -> dict:
+        """The decode-step operator and the head's: the time inside the two calls, one token at a time."""
+        from tle_torch import decode
+
+        operator, seconds = decode._step, []
+
+        def timed(*arguments):
+            start = time.perf_counter()
+            out = operator(*arguments)
+            seconds.append(time.perf_counter() - start)
+            return out
+
+        token, head = self.prompt(1), self.model.get_output_embeddings()
+        decode._step = timed
+        try:
+            with self.torch.inference_mode():
+                cache = self.cache_of(context)
+                for _ in range(tokens):
+                    hidden = self.model.base_model(token, past_key_values=cache, use_cache=True).last_hidden_state
+                    start = time.perf_counter()
+                    head(hidden)
+                    seconds.append(time.perf_counter() - start)
+        finally:
+            decode._step = operator
+        assert len(seconds) == 2 * tokens, "a step did not run as one call"
+        return {"tok_s": tokens / sum(seconds)}
+
     def bandwidth(self) -> dict:
         from tle_torch.ops import _C
 
         return {"gb_s": _C.read_bandwidth(1 << 30, 3) / 1e9}
 
 
+class TransformersGguf(Transformers):
+    """The GGUF file read by transformers, which de-quantises it: dense weights from then on."""
+
+    def load(self, model: str, threads: int) -> dict:
+        import models
+        from transformers import AutoModelForCausalLM
+
+        if model != "smollm2":
+            raise SystemExit("only smollm2 has a GGUF file")
+        path = models.fetched("smollm2")
+        models.load = lambda name, dtype: AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype).eval()
+        return super().load(model, threads)
+
+
+class TleGguf(Tle):
+    """The GGUF file's codes as they are."""
+
+    def __init__(self):
+        super().__init__("file")
+
+    def load(self, model: str, threads: int) -> dict:
+        import models
+        import tle_torch
+
+        if model != "smollm2":
+            raise SystemExit("only smollm2 has a GGUF file")
+        path = models.fetched("smollm2")
+        tle_torch.set_num_threads(threads)
+        models.load = lambda name, dtype: tle_torch.from_gguf(path, dtype=dtype, progress=False)[0]
+        return super().load(model, threads)
+
+    def prepare(self, threads: int) -> None:
+        pass
+
+
+class TorchAO(Transformers):
+    """torchao's int8 weights per channel and int8 activations per token."""
+
+    def __init__(self):
+        super().__init__("float32")
+
+    def prepare(self, threads: int) -> None:
+        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+        quantize_(self.model, Int8DynamicActivationInt8WeightConfig())
+
+    def bytes_per_token(self) -> int:
+        return sum(p.numel() for p in self.model.model.layers.parameters()) + self.model.get_output_embeddings().weight.numel() * 4
+
+
 def contender(name: str):
     kind, _, rest = name.partition(":")
-    if kind == "transformers":
-        return Transformers(rest or "bfloat16")
-    if kind == "tle":
-        return Tle(*(rest or "w8a8").split("+"))
-    raise SystemExit(f"unknown contender {name!r}: transformers:DTYPE or tle:SCHEME[+head]")
+    if kind in ("llama", "ort"):
+        import peers
+
+        return peers.LlamaCpp(rest) if kind == "llama" else peers.OnnxRuntimeGenAI()
+    kinds = {"transformers": lambda: Transformers(rest or "bfloat16"), "transformers-gguf": lambda: TransformersGguf(rest or "bfloat16"),
+             "tle": lambda: Tle(*(rest or "w8a8").split("+")), "tle-gguf": TleGguf, "torchao": TorchAO}
+    if kind not in kinds:
+        raise SystemExit(f"unknown contender {name!r}: {', '.join([*kinds, 'llama', 'ort'])}")
+    return kinds[kind]()
 
 
 def main() -> None:
