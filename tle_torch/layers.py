@@ -29,6 +29,7 @@ from tle_torch import (
     weights,
 )
 from tle_torch.cache import Cache
+from tle_torch.frequencies import ExactPowers, exact_frequencies
 from tle_torch.generation import SampleLoop
 from tle_torch.hooks import has_user_hooks
 from tle_torch.lazy import LazyTensor
@@ -353,12 +354,51 @@ class PatchedMLP(PatchedModule):
 
 
 class PatchedRotary(PatchedModule):
-    """A rotary embedding module: cos and sin [B, Q, R] of the positions, from its `inv_freq`."""
+    """A rotary embedding module: cos and sin [B, Q, R] of the positions, from its `inv_freq`. The frequencies are those of
+    the module's formula with exact powers (frequencies.py), so that they are the same on every machine.
+
+    Attributes:
+        tle_before: buffers and attributes of the module that the patch changed, by name, as they were.
+    """
+
+    @staticmethod
+    def convert(module: nn.Module) -> None:
+        """Makes `module` a PatchedRotary."""
+        exact = exact_frequencies(module)
+        buffers = module._buffers
+        own, start = buffers["inv_freq"], buffers.get("original_inv_freq")
+        names = ("max_seq_len_cached", "attention_scaling", "long_inv_freq")
+        attributes = {name: vars(module)[name] for name in names if name in vars(module)}
+        module.tle_before = ({"inv_freq": own, "original_inv_freq": start}, attributes)
+        # Longrope's second set: the module computes it when it is first wanted.
+        vars(module).pop("long_inv_freq", None)
+        if exact is not None:
+            # Frequencies that a dynamic type grew stay until it computes others.
+            if start is None or torch.equal(own, start):
+                buffers["inv_freq"] = exact.to(own.dtype, copy=True)
+            if start is not None:
+                buffers["original_inv_freq"] = exact.to(start.dtype, copy=True)
+        module.__class__ = patched_class(PatchedRotary, type(module))
 
     @torch.no_grad()
-    @dynamic_rope_update
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.rope_type != "default":
+            with ExactPowers():
+                _update_frequencies(self, x, position_ids)
         return _rotary_tables(position_ids, self.inv_freq.float(), self.attention_scaling, x.dtype)
+
+    def tle_restore(self) -> None:
+        before, attributes = self.__dict__.pop("tle_before")
+        for name, buffer in before.items():
+            if buffer is not None:
+                self._buffers[name] = buffer.to(self._buffers[name].dtype)
+        self.__dict__.pop("long_inv_freq", None)
+        self.__dict__.update(attributes)
+        super().tle_restore()
+
+
+# What transformers does before a forward: types that depend on the length get their frequencies for it.
+_update_frequencies = dynamic_rope_update(lambda self, x, position_ids: None)
 
 
 # ---- whole models ----

@@ -283,7 +283,7 @@ class _MLP(_Action):
 class _Rotary(_Action):
     def apply(self, report: Report, keep_original: bool) -> None:
         original = type(self.module).__name__
-        self.module.__class__ = patched_class(PatchedRotary, type(self.module))
+        PatchedRotary.convert(self.module)
         self._replaced(report, "rotary tables", original, 0, 0)
 
 
