@@ -78,13 +78,14 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
   [ ${#missing[@]} = 0 ] || apt_install "${missing[@]}"
 }
 
-# Compilers, emulators and GoogleTest's sources for the C++ tests.
+# Compilers, emulators and GoogleTest's sources for the C++ tests, valgrind for the counts of instructions.
 need_test_tools() {
   local missing=()
   [ -e /usr/src/googletest/CMakeLists.txt ] || missing+=(libgtest-dev)
   command -v nm >/dev/null || missing+=(binutils)
   if [ "$(uname -m)" = x86_64 ]; then
     command -v qemu-aarch64 >/dev/null && command -v qemu-x86_64 >/dev/null || missing+=(qemu-user)
+    command -v valgrind >/dev/null || missing+=(valgrind)
     command -v aarch64-linux-gnu-g++ >/dev/null || missing+=(g++-aarch64-linux-gnu libc6-dev-arm64-cross)
   fi
   [ ${#missing[@]} = 0 ] || apt_install "${missing[@]}"

@@ -1,0 +1,7 @@
+#include "benchmarks/kernels/naive_attention_loop.h"
+
+namespace tle::bench {
+
+void naive_attention_neon(const NaiveAttention& a) { naive_attention_loop(a); }
+
+}  // namespace tle::bench
