@@ -103,7 +103,7 @@ class Transformers:
             cache = self.cache_of(context)
             start = time.perf_counter()
             out = self.model.generate(prompt, attention_mask=mask, past_key_values=cache, max_new_tokens=count,
-                                      min_new_tokens=count, do_sample=False, pad_token_id=0)
+                                      eos_token_id=None, do_sample=False, pad_token_id=0)
             assert out.shape[1] == context + 1 + count
             return time.perf_counter() - start
 

@@ -6,14 +6,12 @@ cache, a mask of its own), it hands all layers to `fused_decode_step`, prefill a
 run one by one, with the same bits.
 
 What "nothing asks" means is checked at every call, because any of it can change between two tokens. Everything that
-can be precomputed is: a `StepPlan` holds the weights in the operator's order, and what it was built from, in a form
-that C loops can compare (a few hundred dictionaries and objects in some tens of microseconds).
+can be precomputed is: a `StepPlan` holds the weights in the operator's order, and what it was built from, in objects of
+the extension that look at a few thousand pointers in some tens of microseconds.
 """
 
 from __future__ import annotations
 
-import itertools
-import operator
 from collections.abc import Iterable
 
 import torch
@@ -35,17 +33,15 @@ from tle_torch.layers import (
     is_plain_linear,
     linear_weight,
 )
+from tle_torch.ops import _C
 
 __all__ = ["PatchedDecoder", "Router", "StepPlan", "self_check"]
 
-_step = torch.ops.tle.fused_decode_step.default
+_step = torch.ops.tle.planned_decode_step.default
 _module_globals = torch.nn.modules.module
 
 # Arguments of a decoder's forward that change nothing inside the layers, whatever their value.
 _HARMLESS = frozenset({"return_dict", "num_items_in_batch", "logits_to_keep", "labels"})
-
-
-_END = object()
 
 
 class NotFusable(Exception):
@@ -77,41 +73,30 @@ class StepPlan:
             self._build(decoder, family)
         except NotFusable as error:
             self.refusal = str(error)
+        self._watched = _C.Watch(self._contents, self._inner, self._instances, self._hook_free, self._settings)
 
     # ---- what may not change ----
 
     def _watch(self, parts: list[nn.Module]) -> None:
         """Remembers the parts' children, parameters and buffers, and where their hooks would appear."""
-        # Live views: iterating them later shows what is there then. A module without children has none to be replaced
-        # (nobody adds one to a Linear), and a packed weight is the only buffer. The end mark makes a list that grew or
-        # shrank differ.
-        contents = [m._modules or m._parameters for m in parts]
-        contents += [m._buffers for m in parts if isinstance(m, QuantizedLinear)]
-        self._views = [*(d.values() for d in contents), (_END,)]
-        self._contents = list(itertools.chain.from_iterable(self._views))
+        # A module without children has none to be replaced (nobody adds one to a Linear), and a packed weight is the only buffer.
+        self._contents = [m._modules or m._parameters for m in parts]
+        self._contents += [m._buffers for m in parts if isinstance(m, QuantizedLinear)]
         inner = parts[1:]
-        self._inner, self._classes = inner, [type(m) for m in inner]
+        self._inner = inner
         self._instances = [m.__dict__ for m in inner]
         hooks = [d for m in inner for d in (m._forward_hooks, m._forward_pre_hooks)]
         # Capture hooks that transformers left behind are known by their handles' ids, which are never used again.
         self._hook_free = [d for d in hooks if not d]
         self._hooked = [(d, tuple(d)) for d in hooks if d]
         self._foreign_hook = any(not is_capture_hook(hook) for d in hooks for hook in d.values())
-        self._forwards = [(cls, cls.forward) for cls in set(self._classes)]
-        # Settings: self._owners[i][self._names[i]] is self._values[i].
-        self._owners: list[dict] = []
-        self._names: list[str] = []
-        self._values: list[object] = []
+        self._forwards = [(cls, cls.forward) for cls in {type(m) for m in inner}]
+        self._settings: list[tuple[dict, str]] = []
 
     def is_current(self) -> bool:
         """Whether the decoder is made of the same objects as when the plan was built."""
-        now = itertools.chain.from_iterable(self._views)
         return (
-            all(map(operator.is_, now, self._contents))
-            and all(map(operator.is_, map(type, self._inner), self._classes))
-            and all(map(operator.is_, map(dict.get, self._owners, self._names), self._values))
-            and not any(self._hook_free)
-            and not any(map(operator.contains, self._instances, itertools.repeat("forward")))
+            self._watched.unchanged()
             and all(tuple(d) == ids for d, ids in self._hooked)
             and all(cls.forward is forward for cls, forward in self._forwards)
         )
@@ -119,10 +104,7 @@ class StepPlan:
     def _watch_settings(self, owner: object, *names: str | None) -> None:
         """Remembers numbers that the operator is told: attributes of a module or a config that may be set anew."""
         attributes = vars(owner)
-        known = [name for name in names if name in attributes]
-        self._owners += [attributes] * len(known)
-        self._names += known
-        self._values += [attributes[name] for name in known]
+        self._settings += [(attributes, name) for name in names if name in attributes]
 
     # ---- building ----
 
@@ -209,6 +191,7 @@ class StepPlan:
             [] if all(rope) else rope,
             windows if any(windows) else [],
         )
+        self._native = torch.classes.tle.DecodePlan(self.weights, *self.arguments)
 
     def run(
         self,
@@ -233,7 +216,7 @@ class StepPlan:
         keys, values, used = cache.prepare_step(
             self.layer_count, batch, self.key_heads, tokens, self.head_dim, hidden.dtype
         )
-        hidden = _step(hidden, self.weights, keys, values, used, cos, sin, *self.arguments, starts)
+        hidden = _step(hidden, self._native, keys, values, used, cos, sin, starts)
         cache.commit_step(self.layer_count, tokens)
         return hidden
 

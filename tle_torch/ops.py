@@ -127,6 +127,11 @@ def _(gate, up):
     return gate.new_empty(gate.shape)
 
 
+@_fake("argmax")
+def _(x):
+    return x.new_empty(x.shape[:-1], dtype=torch.int64)
+
+
 # ---- rotary position embedding ----
 
 

@@ -55,7 +55,7 @@ class Program {
                            const Bound& b = *static_cast<const Bound*>(p);
                            b.run(b.context, unit, member);
                          },
-                         bound, units};
+                         bound, units, int64_t(sizeof(Bound))};
     bytes_ += bytes;
   }
 

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -32,6 +33,8 @@ constexpr auto kStageSpin = std::chrono::microseconds(30);
 // Below this a call is over before another core has even seen it.
 constexpr int64_t kMinBytes = 64 * 1024;
 constexpr int kSlots = 64;
+// Into how many ranges a stage's units are divided, at most: one for each member up to here.
+constexpr int kMaxRanges = 16;
 
 void cpu_relax() {
 #if defined(__x86_64__)
@@ -62,44 +65,79 @@ bool spin_until(std::chrono::microseconds limit, Done done) {
   return done();
 }
 
-// A stage on its way: what is handed out and what is finished. Each counter has its own cache line.
+// How far a stage is.
 struct Progress {
-  alignas(64) std::atomic<int64_t> next{0};
   alignas(64) std::atomic<int64_t> done{0};
   std::atomic<uint32_t> finished{0};  // the futex word of those who sleep
   std::atomic<uint32_t> sleepers{0};
 };
 
+// Units of one range that have been claimed.
+struct Claims {
+  alignas(64) std::atomic<int64_t> count{0};
+};
+
+// What the next stage will read first: its context was written when the call began, and weights have passed through the caches since.
+void prefetch_context(const Stage& stage) {
+  const char* p = static_cast<const char*>(stage.context);
+  for (int64_t i = 0; i < stage.context_bytes; i += 64) __builtin_prefetch(p + i);
+}
+
 // A call's work, kept by the team and not by the caller, because a member that was preempted may look at it after the call
 // has returned (and find nothing left).
 struct Slot {
   std::vector<Stage> stages;
-  std::unique_ptr<Progress[]> progress;
-  size_t capacity = 0;
-  int members = 0;
+  std::unique_ptr<Progress[]> progress;  // [stages]
+  std::unique_ptr<Claims[]> claims;      // [stages][ranges]
+  size_t progress_capacity = 0, claims_capacity = 0;
+  int members = 0, ranges = 1;
   alignas(64) std::atomic<int> inside{0};  // members that may be looking
 
   void fill(const Stage* list, int64_t count, int member_limit) {
     stages.assign(list, list + count);
     members = member_limit;
-    if (capacity < size_t(count)) {
-      capacity = size_t(count);
-      progress = std::make_unique<Progress[]>(capacity);
+    ranges = std::min(members, kMaxRanges);
+    if (progress_capacity < size_t(count)) {
+      progress_capacity = size_t(count);
+      progress = std::make_unique<Progress[]>(progress_capacity);
+    }
+    if (claims_capacity < size_t(count * ranges)) {
+      claims_capacity = size_t(count * ranges);
+      claims = std::make_unique<Claims[]>(claims_capacity);
     }
     for (int64_t i = 0; i < count; ++i) {
-      progress[size_t(i)].next.store(0, std::memory_order_relaxed);
       progress[size_t(i)].done.store(0, std::memory_order_relaxed);
       progress[size_t(i)].finished.store(0, std::memory_order_relaxed);
     }
+    for (int64_t i = 0; i < count * ranges; ++i) claims[size_t(i)].count.store(0, std::memory_order_relaxed);
+  }
+
+  // Each member begins with a range of its own, which lies in one piece, so that it reads memory in long streams, and goes on
+  // where others have not finished theirs. Returns how many units it ran.
+  int64_t run_units(size_t i, int member) {
+    const Stage& stage = stages[i];
+    int64_t ran = 0;
+    for (int step = 0; step < ranges; ++step) {
+      const int range = (member + step) % ranges;
+      const int64_t first = stage.units * range / ranges, size = stage.units * (range + 1) / ranges - first;
+      std::atomic<int64_t>& claimed = claims[i * size_t(ranges) + size_t(range)].count;
+      if (claimed.load(std::memory_order_relaxed) >= size) continue;
+      for (int64_t unit; (unit = claimed.fetch_add(1, std::memory_order_relaxed)) < size; ++ran)
+        stage.run(stage.context, first + unit, member);
+    }
+    return ran;
   }
 
   void work(int member) {
     for (size_t i = 0; i < stages.size(); ++i) {
       const Stage& stage = stages[i];
       Progress& p = progress[i];
-      int64_t mine = 0;
-      for (int64_t unit; (unit = p.next.fetch_add(1, std::memory_order_relaxed)) < stage.units; ++mine)
-        stage.run(stage.context, unit, member);
+      if (i + 1 < stages.size()) {
+        prefetch_context(stages[i + 1]);
+        __builtin_prefetch(&claims[(i + 1) * size_t(ranges) + size_t(member % ranges)], 1);
+        __builtin_prefetch(&progress[i + 1], 1);
+      }
+      const int64_t mine = run_units(i, member);
       if (mine > 0 && p.done.fetch_add(mine, std::memory_order_seq_cst) + mine == stage.units) {
         p.finished.store(1, std::memory_order_seq_cst);
         if (p.sleepers.load(std::memory_order_seq_cst) > 0) futex_wake_all(p.finished);
@@ -115,8 +153,10 @@ struct Slot {
 };
 
 void run_alone(const Stage* stages, int64_t count) {
-  for (int64_t i = 0; i < count; ++i)
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + 1 < count) prefetch_context(stages[i + 1]);
     for (int64_t unit = 0; unit < stages[i].units; ++unit) stages[i].run(stages[i].context, unit, 0);
+  }
 }
 
 class Team {
@@ -146,12 +186,11 @@ class Team {
 
  private:
   // Makes the work visible to the members. The slot is one that nobody looks at and not the current one, so that a
-  // member that still holds the old value of current_ can tell that it came too late (see serve).
+  // member that still holds the old value of current_ can tell that it came too late (see serve). The first such: it is in the caches.
   Slot& publish(const Stage* stages, int64_t count, int members) {
     const uint32_t now = current_.load(std::memory_order_relaxed);
-    uint32_t index = now % kSlots;
-    do index = (index + 1) % kSlots;
-    while (index == now % kSlots || slots_[index].inside.load(std::memory_order_seq_cst) != 0);
+    uint32_t index = 0;
+    while (index == now % kSlots || slots_[index].inside.load(std::memory_order_seq_cst) != 0) index = (index + 1) % kSlots;
     slots_[index].fill(stages, count, members);
     current_.store((now / kSlots + 1) * kSlots + index, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(current_);

@@ -1,7 +1,8 @@
 // One team of threads for the whole process.
 //
-// Work is a list of stages. A stage is a number of equal, independent units; whoever is free claims the next one, so a slow core
-// does not hold up the rest, and since a unit's result does not depend on who computes it, neither do the bits.
+// Work is a list of stages. A stage is a number of equal, independent units, divided into one range per member. A member claims units of its
+// own range first, then of the others': a slow core does not hold up the rest, and since a unit's result does not depend on who
+// computes it, neither do the bits.
 // The next stage starts when every unit of the one before is finished. Nobody waits for a member as such: one that
 // sleeps or is preempted without a unit in its hands holds up nothing.
 //
@@ -19,6 +20,7 @@ struct Stage {
   void (*run)(const void* context, int64_t unit, int member);
   const void* context;
   int64_t units;
+  int64_t context_bytes = 0;  // of the context, to be read ahead
 };
 
 // Threads that a call may use, the caller included: TLE_NUM_THREADS or the number of usable performance cores.

@@ -1,5 +1,7 @@
-// fused_transformer_layer and fused_decode_step.
+// fused_transformer_layer, fused_decode_step, and planned_decode_step: the same with its weights in a DecodePlan.
 #include "csrc/engine/decoder_layer.h"
+
+#include <torch/custom_class.h>
 
 #include "csrc/torch/checks.h"
 #include "csrc/torch/torch_headers.h"
@@ -65,21 +67,18 @@ class Call {
   }
 
   // weights[at .. at + 18) and the caches of one layer.
-  void add_layer(const OptionalTensors& weights, int64_t at, const at::Tensor& k_cache, const at::Tensor& v_cache, bool rotary,
+  void add_layer(at::ArrayRef<at::Tensor> weights, int64_t at, const at::Tensor& k_cache, const at::Tensor& v_cache, bool rotary,
                  int64_t window) {
-    auto get = [&](int64_t i) -> std::optional<at::Tensor> {
-      std::optional<at::Tensor> t = weights[size_t(at + i)];
-      return t.has_value() && t->defined() ? t : std::nullopt;
-    };
+    auto get = [&](int64_t i) -> const at::Tensor& { return weights[size_t(at + i)]; };
     auto norm = [&](int64_t i, int64_t size, bool needed) -> NormWeight {
-      const auto t = get(i);
-      TORCH_CHECK_VALUE(t.has_value() || !needed, op_, ": weights[", at + i, "] (", kWeightNames[i], ") is missing");
-      return t.has_value() ? norm_weight(kWeightNames[i], *t, size) : NormWeight{};
+      const at::Tensor& t = get(i);
+      TORCH_CHECK_VALUE(t.defined() || !needed, op_, ": weights[", at + i, "] (", kWeightNames[i], ") is missing");
+      return t.defined() ? norm_weight(kWeightNames[i], t, size) : NormWeight{};
     };
     auto linear = [&](int64_t i, int64_t n, int64_t k) {
-      const auto t = get(i);
-      TORCH_CHECK_VALUE(t.has_value(), op_, ": weights[", at + i, "] (", kWeightNames[i], ") is missing");
-      return linear_weight(op_, kWeightNames[i], *t, n, k, get(i + 1), m_.dtype, keep_);
+      const at::Tensor &t = get(i), &bias = get(i + 1);
+      TORCH_CHECK_VALUE(t.defined(), op_, ": weights[", at + i, "] (", kWeightNames[i], ") is missing");
+      return linear_weight(op_, kWeightNames[i], t, n, k, bias.defined() ? std::optional(bias) : std::nullopt, m_.dtype, keep_);
     };
     const int64_t q_width = m_.heads * m_.head_dim, kv_width = m_.kv_heads * m_.head_dim;
     DecoderLayer layer;
@@ -159,6 +158,47 @@ class Call {
   std::vector<at::Tensor> keep_;
 };
 
+// A list of optional tensors with undefined ones for the missing.
+std::vector<at::Tensor> plain(const OptionalTensors& weights) {
+  std::vector<at::Tensor> list;
+  list.reserve(weights.size());
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const std::optional<at::Tensor> t = weights[i];
+    list.push_back(t.has_value() ? *t : at::Tensor());
+  }
+  return list;
+}
+
+// What fused_decode_step is told of the model besides its weights.
+struct DecodeSettings {
+  int64_t num_heads, num_kv_heads, head_dim, intermediate_size;
+  double eps, sm_scale;
+  std::string norm_kind;
+  std::vector<int64_t> rope, windows;
+};
+
+at::Tensor decode_step(const char* op, const at::Tensor& hidden, at::ArrayRef<at::Tensor> weights, at::TensorList k_cache,
+                       at::TensorList v_cache, int64_t cache_len, const std::optional<at::Tensor>& cos,
+                       const std::optional<at::Tensor>& sin, const DecodeSettings& set, const std::optional<at::Tensor>& starts) {
+  const size_t layers = k_cache.size();
+  TORCH_CHECK_VALUE(weights.size() == layers * kWeightsPerLayer + 1, op, ": weights must have ", kWeightsPerLayer,
+                    " entries for each of the ", layers, " layers and the final norm, got ", weights.size());
+  TORCH_CHECK_VALUE(v_cache.size() == layers, op, ": v_cache must have one entry per layer (", layers, "), got ", v_cache.size());
+  TORCH_CHECK_VALUE(set.rope.empty() || set.rope.size() == layers, op, ": rope must be empty or have one entry per layer (", layers,
+                    "), got ", set.rope.size());
+  TORCH_CHECK_VALUE(set.windows.empty() || set.windows.size() == layers, op,
+                    ": windows must be empty or have one entry per layer (", layers, "), got ", set.windows.size());
+  Call call(op, hidden, set.num_heads, set.num_kv_heads, set.head_dim, set.intermediate_size, set.eps, set.sm_scale, set.norm_kind,
+            cache_len, cos, sin, starts);
+  call.reserve(layers);
+  for (size_t i = 0; i < layers; ++i)
+    call.add_layer(weights, int64_t(i) * kWeightsPerLayer, k_cache[i], v_cache[i],
+                   cos.has_value() && (set.rope.empty() || set.rope[i] != 0), set.windows.empty() ? 0 : set.windows[i]);
+  const at::Tensor& final_norm = weights[layers * kWeightsPerLayer];
+  TORCH_CHECK_VALUE(final_norm.defined(), op, ": the final norm, the last entry of weights, is missing");
+  return call.run(hidden, call.norm_weight("final_norm", final_norm, call.hidden_size()));
+}
+
 at::Tensor fused_transformer_layer(const at::Tensor& hidden, const OptionalTensors& weights, const at::Tensor& k_cache,
                                    const at::Tensor& v_cache, int64_t cache_len, const std::optional<at::Tensor>& cos,
                                    const std::optional<at::Tensor>& sin, int64_t num_heads, int64_t num_kv_heads,
@@ -169,7 +209,7 @@ at::Tensor fused_transformer_layer(const at::Tensor& hidden, const OptionalTenso
                     weights.size());
   Call call(op, hidden, num_heads, num_kv_heads, head_dim, intermediate_size, eps, sm_scale, norm_kind, cache_len, cos, sin,
             starts);
-  call.add_layer(weights, 0, k_cache, v_cache, cos.has_value(), window);
+  call.add_layer(plain(weights), 0, k_cache, v_cache, cos.has_value(), window);
   return call.run(hidden, {});
 }
 
@@ -178,31 +218,70 @@ at::Tensor fused_decode_step(const at::Tensor& hidden, const OptionalTensors& we
                              const std::optional<at::Tensor>& sin, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
                              int64_t intermediate_size, double eps, double sm_scale, c10::string_view norm_kind,
                              at::IntArrayRef rope, at::IntArrayRef windows, const std::optional<at::Tensor>& starts) {
-  const char* op = "fused_decode_step";
-  const size_t layers = k_cache.size();
-  TORCH_CHECK_VALUE(weights.size() == layers * kWeightsPerLayer + 1, op, ": weights must have ", kWeightsPerLayer,
-                    " entries for each of the ", layers, " layers and the final norm, got ", weights.size());
-  TORCH_CHECK_VALUE(v_cache.size() == layers, op, ": v_cache must have one entry per layer (", layers, "), got ", v_cache.size());
-  TORCH_CHECK_VALUE(rope.empty() || rope.size() == layers, op, ": rope must be empty or have one entry per layer (", layers,
-                    "), got ", rope.size());
-  TORCH_CHECK_VALUE(windows.empty() || windows.size() == layers, op, ": windows must be empty or have one entry per layer (",
-                    layers, "), got ", windows.size());
-  Call call(op, hidden, num_heads, num_kv_heads, head_dim, intermediate_size, eps, sm_scale, norm_kind, cache_len, cos, sin,
-            starts);
-  call.reserve(layers);
-  for (size_t i = 0; i < layers; ++i)
-    call.add_layer(weights, int64_t(i) * kWeightsPerLayer, k_cache[i], v_cache[i],
-                   cos.has_value() && (rope.empty() || rope[i] != 0), windows.empty() ? 0 : windows[i]);
-  const std::optional<at::Tensor> final_norm = weights[layers * kWeightsPerLayer];
-  TORCH_CHECK_VALUE(final_norm.has_value(), op, ": the final norm, the last entry of weights, is missing");
-  return call.run(hidden, call.norm_weight("final_norm", *final_norm, call.hidden_size()));
+  return decode_step("fused_decode_step", hidden, plain(weights), k_cache, v_cache, cache_len, cos, sin,
+                     {num_heads, num_kv_heads, head_dim, intermediate_size, eps, sm_scale, std::string(norm_kind), rope.vec(),
+                      windows.vec()},
+                     starts);
+}
+
+// The weights and settings of fused_decode_step, kept between calls: handing over some hundred tensors costs a small model more
+// than its attention.
+struct DecodePlan : torch::CustomClassHolder {
+  DecodePlan(const OptionalTensors& list, DecodeSettings settings) : weights(plain(list)), settings(std::move(settings)) {}
+
+  // The weights of the last token went through the caches since the tensors were looked at, so each would be waited for, one after
+  // the other. Their addresses are known: asking for all of them first takes a tenth of that.
+  void prefetch(at::TensorList k_cache, at::TensorList v_cache) const {
+    auto each = [&](auto&& visit) {
+      for (const auto& list : {at::TensorList(weights), k_cache, v_cache})
+        for (const at::Tensor& t : list)
+          if (t.defined()) visit(t);
+    };
+    each([](const at::Tensor& t) {
+      const char* object = reinterpret_cast<const char*>(t.unsafeGetTensorImpl());
+      for (size_t i = 0; i < sizeof(c10::TensorImpl); i += 64) __builtin_prefetch(object + i);
+    });
+    each([](const at::Tensor& t) { __builtin_prefetch(t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()); });
+    each([](const at::Tensor& t) { __builtin_prefetch(t.const_data_ptr()); });
+  }
+
+  std::vector<at::Tensor> weights;
+  DecodeSettings settings;
+};
+
+at::Tensor planned_decode_step(const at::Tensor& hidden, const c10::intrusive_ptr<DecodePlan>& plan, at::TensorList k_cache,
+                               at::TensorList v_cache, int64_t cache_len, const std::optional<at::Tensor>& cos,
+                               const std::optional<at::Tensor>& sin, const std::optional<at::Tensor>& starts) {
+  const char* op = "planned_decode_step";
+  plan->prefetch(k_cache, v_cache);
+  if (c10::GradMode::is_enabled()) {
+    bool wanted = hidden.requires_grad();
+    for (const at::Tensor& w : plan->weights) wanted = wanted || (w.defined() && w.requires_grad());
+    TORCH_CHECK(!wanted, op, ": hidden or a weight requires a gradient, and this operator has none; call it under "
+                "torch.no_grad() or torch.inference_mode(), or detach the tensor");
+  }
+  return decode_step(op, hidden, plan->weights, k_cache, v_cache, cache_len, cos, sin, plan->settings, starts);
 }
 
 }  // namespace
 
+// In the library of schemas.cc, whose static initialiser may run before or after this one.
+TORCH_LIBRARY_FRAGMENT(tle, m) {
+  m.class_<DecodePlan>("DecodePlan")
+      .def(torch::init([](const OptionalTensors& weights, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                          int64_t intermediate_size, double eps, double sm_scale, const std::string& norm_kind,
+                          const std::vector<int64_t>& rope, const std::vector<int64_t>& windows) {
+        return c10::make_intrusive<DecodePlan>(
+            weights, DecodeSettings{num_heads, num_kv_heads, head_dim, intermediate_size, eps, sm_scale, norm_kind, rope, windows});
+      }));
+  m.def("planned_decode_step(Tensor hidden, __torch__.torch.classes.tle.DecodePlan plan, Tensor(a!)[] k_cache, "
+        "Tensor(b!)[] v_cache, int cache_len, Tensor? cos, Tensor? sin, Tensor? starts=None) -> Tensor");
+}
+
 TORCH_LIBRARY_IMPL(tle, CPU, m) {
   m.impl("fused_transformer_layer", fused_transformer_layer);
   m.impl("fused_decode_step", fused_decode_step);
+  m.impl("planned_decode_step", planned_decode_step);
 }
 
 }  // namespace tle

@@ -9,6 +9,7 @@
 #include "csrc/runtime/packed_weight.h"
 #include "csrc/runtime/scratch.h"
 #include "csrc/runtime/threads.h"
+#include "csrc/torch/watch.h"
 
 namespace py = pybind11;
 
@@ -88,6 +89,7 @@ PYBIND11_MODULE(_C, m) {
     return layout_of(gguf_header(gguf_type(type), n, k)).total_bytes;
   });
   m.def("schemes", &scheme_names);
+  bind_watch(m);
 }
 
 }  // namespace tle

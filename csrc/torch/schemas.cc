@@ -49,6 +49,8 @@
   X("rotary_tables(Tensor position_ids, Tensor inv_freq, float attention_scaling, ScalarType dtype) -> "              \
     "(Tensor cos, Tensor sin)")                                                                                       \
   X("rotary_embedding(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor q_out, Tensor k_out)")                   \
+  /* int64 [...]: the first index of the largest element of the last dimension, as torch.argmax (a NaN is the largest) */ \
+  X("argmax(Tensor x) -> Tensor")                                                                                     \
   /* q [B, Hq, Q, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> [B, Hq, Q, Dv] (stored as [B, Q, Hq, Dv]). mask:          \
      bool (True: may be attended) or floating (added to the scores), broadcastable to [B, Hq, Q, S]. causal: query i   \
      sees keys up to S - Q + i. window > 0: only the last `window` of those. starts int64 [B]: first real key. */      \

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 import tiny
 import tle_torch
 from tle_torch import decode
+from tle_torch.families import family_of
 
 
 @contextlib.contextmanager
@@ -369,8 +370,24 @@ def test_one_parallel_region_per_step_and_no_growth():
     hidden = model.model.embed_tokens(one)
     cos, sin = model.model.rotary_emb(hidden, torch.tensor([[used]]))
     before = _C.parallel_regions()
-    decode._step(hidden, plan.weights, keys, values, used, cos, sin, *plan.arguments, None)
+    planned = decode._step(hidden, plan._native, keys, values, used, cos, sin, None)
     assert _C.parallel_regions() - before == 1
+    listed = torch.ops.tle.fused_decode_step(hidden, plan.weights, keys, values, used, cos, sin, *plan.arguments, None)
+    assert torch.equal(planned.view(torch.int16), listed.view(torch.int16))
+
+
+def test_a_planned_step_refuses_gradients():
+    model = patched("llama")
+    cache = tle_torch.Cache(model.config)
+    keys, values, used = cache.prepare_step(3, 1, 2, 1, 16, torch.bfloat16)
+    hidden = model.model.embed_tokens(tiny.tokens(1, 1))
+    tables = model.model.rotary_emb(hidden, torch.tensor([[0]]))
+    model.model.norm.weight.requires_grad_(True)
+    plan = decode.StepPlan(model.model, family_of(model.model), {})
+    with pytest.raises(RuntimeError, match="requires a gradient"):
+        decode._step(hidden, plan._native, keys, values, used, *tables, None)
+    with torch.no_grad():
+        decode._step(hidden, plan._native, keys, values, used, *tables, None)
 
 
 def test_the_plan_is_kept_between_steps():

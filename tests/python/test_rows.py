@@ -1,5 +1,7 @@
 """Operators on rows: rms_norm, add_rms_norm, swiglu, quantize_rows, rotary tables and rotary embedding."""
 
+import math
+
 import pytest
 import torch
 from checks import assert_same_bits, same_everywhere, ulp
@@ -277,3 +279,35 @@ def test_compile_and_export():
         assert_same_bits(compiled(*args), block(*args))
     exported = torch.export.export(Block(), args).module()
     assert_same_bits(exported(*args), block(*args))
+
+
+# ---- argmax ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1, 2, 255, 256, 257, 4099])
+def test_argmax(dtype, size):
+    x = torch.randn(3, 2, size).to(dtype)
+    assert torch.equal(torch.ops.tle.argmax(x), x.argmax(-1))
+    assert torch.equal(torch.ops.tle.argmax(-x.abs()), (-x.abs()).argmax(-1))
+    wide = torch.randn(5, 2 * size).to(dtype)[:, :size]
+    assert torch.equal(torch.ops.tle.argmax(wide), wide.argmax(-1))
+    few = torch.randint(-1, 2, (4, size)).to(dtype)  # ties: the first
+    assert torch.equal(torch.ops.tle.argmax(few), few.float().argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_argmax_of_special_values(dtype):
+    inf, nan = math.inf, math.nan
+    for row in ([-inf, -inf], [0.0, -0.0], [-0.0, 0.0], [-1.0, -0.0, 0.0], [inf, nan, inf], [nan, inf], [-nan, 1.0], [-inf, 1e-7, 0.0]):
+        x = torch.tensor(row, dtype=dtype)
+        assert int(torch.ops.tle.argmax(x)) == int(x.float().argmax()), row
+
+
+def test_argmax_of_bad_input():
+    with pytest.raises(ValueError, match="last dimension"):
+        torch.ops.tle.argmax(torch.empty(3, 0))
+    with pytest.raises(TypeError, match="bfloat16"):
+        torch.ops.tle.argmax(torch.zeros(3, dtype=torch.int32))
+    assert torch.ops.tle.argmax(torch.empty(0, 3)).shape == (0,)
+    torch.library.opcheck(torch.ops.tle.argmax.default, (torch.randn(2, 7),))
