@@ -8,27 +8,27 @@ transformers, which de-quantises the file, and through `patch_model`.
 
 from __future__ import annotations
 
-import mmap
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 import torch
+from gguf import quants
+from gguf.constants import GGMLQuantizationType
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from tle_torch import weights
+from tle_torch.gguf_file import FLOAT_TYPES, GgufFile, Tensor
+from tle_torch.gguf_tokenizer import tokenizer_of
 from tle_torch.layers import PackedEmbedding, QuantizedLinear
 from tle_torch.patcher import patch_model
 from tle_torch.report import Replaced
 
-__all__ = ["check_gguf", "from_gguf"]
-
-_MAGIC = b"GGUF"
+__all__ = ["from_gguf"]
 
 # GGUF types whose codes a packed scheme holds unchanged (csrc/runtime/gguf_blocks.h).
 _TAKEN_OVER = {"Q4_0": "w4a8-g32", "Q4_1": "w4a8-g32-asym", "Q4_K": "w4a8-g32-asym", "Q8_0": "w8a8-g32"}
-_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Other types (Q5_K, Q6_K, ...) are de-quantised one tensor at a time and packed to this scheme; the report says so.
 _FALLBACK = "w8a8-g32"
 
@@ -44,8 +44,12 @@ class _Architecture:
     permuted: bool
 
 
-_ARCHITECTURES = {"llama": _Architecture(permuted=True), "qwen2": _Architecture(False), "qwen3": _Architecture(False),
-                  "smollm3": _Architecture(permuted=True)}
+_ARCHITECTURES = {
+    "llama": _Architecture(permuted=True),
+    "qwen2": _Architecture(permuted=False),
+    "qwen3": _Architecture(permuted=False),
+    "smollm3": _Architecture(permuted=True),
+}
 
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -62,23 +66,21 @@ _LAYER_NAMES = {
 }
 _MODEL_NAMES = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
 
-
-def check_gguf(path: str | os.PathLike) -> Path:
-    """`path` as a Path if it is a GGUF file.
-
-    Raises:
-        TypeError: `path` is no path.
-        FileNotFoundError: there is no such file.
-        ValueError: the file is something else.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    with path.open("rb") as file:
-        magic = file.read(len(_MAGIC))
-    if magic != _MAGIC:
-        raise ValueError(f"{path} is no GGUF file: it begins with {magic!r}, not {_MAGIC!r}")
-    return path
+# Metadata (after the architecture's name and a dot) that the config must have, and that it may have.
+_NEEDED = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+_OPTIONAL = {
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "context_length": "max_position_embeddings",
+}
+_TOKEN_IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "unk_token_id": "unknown", "pad_token_id": "padding"}
+_ROPE_THETA = 10000.0  # llama.cpp's, where a file names none
 
 
 def from_gguf(path: str | os.PathLike, scheme: str | None = None, *, dtype: torch.dtype = torch.bfloat16, **patch_options):
@@ -97,73 +99,65 @@ def from_gguf(path: str | os.PathLike, scheme: str | None = None, *, dtype: torc
         (model, tokenizer). `model.tle_patch.report` says what became of each weight.
 
     Raises:
-        TypeError, FileNotFoundError, ValueError: `path` is no GGUF file; the scheme or an option is wrong.
+        TypeError, FileNotFoundError: `path` is no path, or of no file.
+        ValueError: it is no GGUF file, is cut off or damaged, holds something else than a model that can be loaded, or tensors that do
+            not fit it; the scheme or an option is wrong.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     if scheme is not None:
         weights.check_scheme(scheme)
-    path = check_gguf(path)
-    model = None if scheme is not None else _take_over(path, dtype, patch_options)
-    if model is None:
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype).eval()
-        patch_model(model, scheme or "w8a8", **patch_options)
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    return model, tokenizer
+    with GgufFile(path) as file:
+        config = None if scheme is not None else _config(file)
+        if config is None:
+            model = _converted(file, scheme, dtype, patch_options)
+            return model, tokenizer_of(file, model.config)
+        # The tokenizer first: what making it leaves behind is then free for the model.
+        tokenizer = tokenizer_of(file, config)
+        file.metadata.clear()
+        weights.trim_heap()
+        return _taken_over(file, config, dtype, patch_options), tokenizer
 
 
-def _take_over(path: Path, dtype: torch.dtype, patch_options: dict) -> nn.Module | None:
-    """The model with the file's own codes, or None if its architecture needs transformers' conversion."""
-    from transformers import AutoModelForCausalLM
-    from transformers.integrations.gguf.reader import GgufHeader, read_gguf_metadata
-
-    metadata, names = read_gguf_metadata(str(path))
-    architecture = _ARCHITECTURES.get(metadata["general.architecture"])
-    targets = {name: _target(name) for name in names}
-    if architecture is None or None in targets.values():
-        return None
-    config = _config(metadata, "output.weight" not in names)
-    if config is None:
-        return None
+def _converted(file: GgufFile, scheme: str | None, dtype: torch.dtype, patch_options: dict) -> PreTrainedModel:
+    """The model as transformers reads it, with floats for weights, packed to a scheme."""
+    folder, name = file.path.parent, file.path.name
     try:
-        tensors = GgufHeader.from_file(str(path)).tensors
-    except ValueError:  # a type that this reader does not know, and transformers' older one may
-        return None
-    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=dtype).eval()
+    except (KeyError, ValueError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{name}: transformers cannot load its architecture {file.architecture!r}: {reason}") from error
+    report = patch_model(model, scheme or "w8a8", **patch_options)
+    if scheme is None:
+        report.notes.append(f"The file's codes were not kept: transformers reads what is special to its {file.architecture!r}.")
+    return model
+
+
+def _taken_over(file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype, patch_options: dict) -> PreTrainedModel:
+    """The model with the file's own codes."""
+    with torch.device("meta"), no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        model.tie_weights()  # is part of what was left out
     report_rows: list[Replaced] = []
     requantised: list[str] = []
-    with _File(path) as file:
-        for info in tensors:
-            target, leaf = targets[info.name]
-            module = model.get_submodule(target)
-            heads = {".self_attn.q_proj": config.num_attention_heads, ".self_attn.k_proj": config.num_key_value_heads}
-            count = next((n for suffix, n in heads.items() if target.endswith(suffix)), 0) if architecture.permuted else 0
-            rows = _rotate_half_order(info.shape[0], count) if count else None
-            kind = file.type_name(info)
-            if leaf == "weight" and isinstance(module, (nn.Linear, nn.Embedding)) and kind not in _FLOATS:
-                packed, scheme = file.packed(info, rows)
-                if kind not in _TAKEN_OVER:
-                    requantised.append(f"{target} ({kind})")
-                before = info.nbytes
-                report_rows += _install(model, target, packed, dtype, scheme, kind, before)
-            else:
-                values = file.floats(info)
-                values = (values if rows is None else values[rows]).to(dtype)
-                if module._parameters.get(leaf) is None or module._parameters[leaf].shape != values.shape:
-                    raise ValueError(f"{path.name}: {info.name} does not fit {target}.{leaf} of a {type(model).__name__}")
-                for owner in (m for m in model.modules() if m._parameters.get(leaf) is module._parameters[leaf]):
-                    if owner is not module:  # a tied head
-                        owner._parameters[leaf] = nn.Parameter(values, requires_grad=False)
-                        module._parameters[leaf] = owner._parameters[leaf]
-                if module._parameters[leaf].is_meta:
-                    module._parameters[leaf] = nn.Parameter(values, requires_grad=False)
-            file.release(info)
-    _fill_buffers(model)
+    for tensor in file.tensors.values():
+        target, leaf = _target(tensor.name)
+        module = _owner(file, tensor, model, target, leaf)
+        rows = _order(config, target, tensor.shape[0]) if _ARCHITECTURES[file.architecture].permuted else None
+        if leaf == "weight" and isinstance(module, (nn.Linear, nn.Embedding)) and tensor.type not in FLOAT_TYPES:
+            packed, scheme = _packed(file, tensor, rows)
+            if tensor.type not in _TAKEN_OVER:
+                requantised.append(f"{target} ({tensor.type})")
+            report_rows += _install(model, target, packed, dtype, scheme, tensor)
+        else:
+            values = _values(file, tensor)
+            parameter = nn.Parameter((values if rows is None else values[rows]).to(dtype), requires_grad=False)
+            for sharer in _sharers(model, module, leaf):
+                sharer._parameters[leaf] = parameter
+        file.release_until(tensor)
+    _fill_buffers(file, model)
     report = patch_model(model, weights.UNQUANTIZED, **patch_options)
     report.scheme = "as the file has them"
     report.replaced[:0] = report_rows
-    report.bytes_before = path.stat().st_size
+    report.bytes_before = file.path.stat().st_size
     report.notes = [note for note in report.notes if "patched before" not in note]
     if requantised:
         report.notes.append(f"Re-quantised to {_FALLBACK}, since no packed scheme holds their codes: {', '.join(requantised)}.")
@@ -182,47 +176,119 @@ def _target(name: str) -> tuple[str, str] | None:
     return None
 
 
-def _config(metadata: dict, tied: bool):
-    """The file's metadata as a transformers config, by transformers' own table of names; None if a key says what the table does not
-    (scaled rotary embeddings)."""
-    from transformers import AutoConfig
-    from transformers.integrations import GGUF_CONFIG_MAPPING
-
-    architecture = metadata["general.architecture"]
-    if metadata.get(f"{architecture}.rope.scaling.type", "none") != "none" or architecture not in GGUF_CONFIG_MAPPING:
+def _config(file: GgufFile) -> PreTrainedConfig | None:
+    """The file's metadata as a transformers config; None if the file has something that only transformers' conversion knows: another
+    architecture, tensors of other names, scaled rotary embeddings."""
+    metadata, architecture, name = file.metadata, file.architecture, file.path.name
+    if architecture not in _ARCHITECTURES or any(_target(tensor) is None for tensor in file.tensors):
         return None
-    model_type = "mistral" if architecture == "llama" and "mistral" in str(metadata.get("general.name", "")) else architecture
-    values = {"tie_word_embeddings": tied}
-    for key, name in GGUF_CONFIG_MAPPING[model_type].items():
-        if name is not None and name != -1 and f"{architecture}.{key}" in metadata:
-            values[name] = metadata[f"{architecture}.{key}"]
+    if metadata.get(f"{architecture}.rope.scaling.type", "none") != "none":
+        return None
+    missing = [key for key in _NEEDED if f"{architecture}.{key}" not in metadata]
+    if missing:
+        raise ValueError(f"{name}: the metadata lack {', '.join(f'{architecture}.{key}' for key in missing)}")
+    values = {
+        ours: metadata[f"{architecture}.{key}"]
+        for key, ours in {**_NEEDED, **_OPTIONAL}.items()
+        if f"{architecture}.{key}" in metadata
+    }
+    wrong = [ours for ours, value in values.items() if not isinstance(value, (int, float)) or value <= 0]
+    if wrong:
+        raise ValueError(f"{name}: the metadata's {wrong[0]} is {values[wrong[0]]!r}, which a {architecture} model cannot have")
+    heads = values["num_attention_heads"]
+    shared = values.setdefault("num_key_value_heads", heads)
+    if heads % shared:
+        raise ValueError(f"{name}: the metadata's {heads} attention heads are no multiple of the {shared} of keys and values")
+    if "head_dim" not in values and values["hidden_size"] % heads:
+        raise ValueError(f"{name}: the metadata have {heads} attention heads, and the embeddings' {values['hidden_size']} are no multiple")
+    values.setdefault("head_dim", values["hidden_size"] // heads)
+    if metadata.get(f"{architecture}.rope.dimension_count", values["head_dim"]) != values["head_dim"]:
+        return None
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ValueError(f"{name}: the file has no token_embd.weight")
+    values["vocab_size"] = embedding.shape[0]
     tokens = metadata.get("tokenizer.ggml.tokens")
-    values.setdefault("vocab_size", tokens if isinstance(tokens, int) else len(tokens))
-    for token in ("bos", "eos", "unknown", "padding"):
-        if f"tokenizer.ggml.{token}_token_id" in metadata:
-            short = {"unknown": "unk", "padding": "pad"}.get(token, token)
-            values[f"{short}_token_id"] = metadata[f"tokenizer.ggml.{token}_token_id"]
-    theta = values.pop("rope_theta", None)
-    if theta is not None:
-        values["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
-    return AutoConfig.for_model(model_type, **values)
+    if isinstance(tokens, list) and len(tokens) != embedding.shape[0]:
+        raise ValueError(f"{name}: the vocabulary has {len(tokens)} tokens, and token_embd.weight {embedding.shape[0]} rows")
+    values["tie_word_embeddings"] = "output.weight" not in file.tensors
+    for ours, theirs in _TOKEN_IDS.items():
+        if f"tokenizer.ggml.{theirs}_token_id" in metadata:
+            values[ours] = metadata[f"tokenizer.ggml.{theirs}_token_id"]
+    theta = metadata.get(f"{architecture}.rope.freq_base", _ROPE_THETA)
+    values["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    # llama.cpp has one architecture for both.
+    mistral = architecture == "llama" and "mistral" in str(metadata.get("general.name", ""))
+    return AutoConfig.for_model("mistral" if mistral else architecture, **values)
 
 
-def _rotate_half_order(rows: int, heads: int) -> torch.Tensor:
-    """For each row of a projection the file's row: llama.cpp stores the pairs of a rotation side by side, Hugging Face the first of all pairs
-    and then the second ones."""
+def _owner(file: GgufFile, tensor: Tensor, model: PreTrainedModel, target: str, leaf: str) -> nn.Module:
+    """The module that a tensor belongs to; ValueError if it has no such parameter, or of another shape."""
+    name = file.path.name
+    try:
+        module = model.get_submodule(target)
+    except AttributeError:
+        raise ValueError(f"{name}: {tensor.name} belongs to {target}, which a model of these metadata does not have") from None
+    parameter = module._parameters.get(leaf)
+    if parameter is None:
+        raise ValueError(f"{name}: {tensor.name} belongs to {target}.{leaf}, which a {type(model).__name__} does not have")
+    if tuple(parameter.shape) != tensor.shape:
+        raise ValueError(
+            f"{name}: {tensor.name} has the shape {list(tensor.shape)}, and the metadata say {list(parameter.shape)}"
+        )
+    return module
+
+
+def _sharers(model: PreTrainedModel, module: nn.Module, leaf: str) -> list[nn.Module]:
+    """The modules that hold the same parameter: `module`, and the head that is tied to the embedding."""
+    parameter, head = module._parameters[leaf], model.get_output_embeddings()
+    return [module, head] if head is not module and head._parameters.get(leaf) is parameter else [module]
+
+
+def _order(config: PreTrainedConfig, target: str, rows: int) -> torch.Tensor | None:
+    """For each row of a query or key projection the file's row, None for other tensors: llama.cpp stores the pairs of a rotation side
+    by side, Hugging Face the first of all pairs and then the second ones."""
+    if target.endswith(".self_attn.q_proj"):
+        heads = config.num_attention_heads
+    elif target.endswith(".self_attn.k_proj"):
+        heads = config.num_key_value_heads
+    else:
+        return None
     return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
 
 
-def _install(model, target: str, packed: torch.Tensor, dtype: torch.dtype, scheme: str, kind: str, before: int) -> list[Replaced]:
+def _packed(file: GgufFile, tensor: Tensor, rows: torch.Tensor | None) -> tuple[torch.Tensor, str]:
+    """(packed weight, scheme) of a quantised tensor [N, K]; `rows`: the file's row of each row, or None."""
+    n, k = tensor.shape
+    if tensor.type in _TAKEN_OVER:
+        blocks = file.bytes_of(tensor).view(n, -1)
+        return torch.ops.tle.pack_gguf_weight(blocks, tensor.type, k, rows), _TAKEN_OVER[tensor.type]
+    values = _values(file, tensor)
+    return weights.quantize(values if rows is None else values[rows], _FALLBACK), _FALLBACK
+
+
+def _values(file: GgufFile, tensor: Tensor) -> torch.Tensor:
+    """A copy of a tensor's values: as stored if they are floats, else de-quantised to fp32."""
+    data = file.bytes_of(tensor)
+    if tensor.type in FLOAT_TYPES:
+        return data.clone().view(FLOAT_TYPES[tensor.type]).view(tensor.shape)
+    try:
+        values = quants.dequantize(data.view(*tensor.shape[:-1], -1).numpy(), GGMLQuantizationType[tensor.type])
+    except (NotImplementedError, KeyError):
+        raise ValueError(f"{file.path.name}: {tensor.name} is of the type {tensor.type}, which cannot be read") from None
+    return torch.from_numpy(values).view(tensor.shape)
+
+
+def _install(
+    model: PreTrainedModel, target: str, packed: torch.Tensor, dtype: torch.dtype, scheme: str, tensor: Tensor
+) -> list[Replaced]:
     """Puts a packed weight into its module, and the embedding's also into the head that is tied to it."""
     module = model.get_submodule(target)
     was = type(module).__name__
-    name = f"{scheme} ({kind} of the file)" if kind in _TAKEN_OVER else scheme
-    rows = [Replaced(target, type(module).__name__, was, name, before, packed.numel())]
+    name = f"{scheme} ({tensor.type} of the file)" if tensor.type in _TAKEN_OVER else scheme
+    rows = [Replaced(target, was, was, name, tensor.nbytes, packed.numel())]
     if isinstance(module, nn.Embedding):
-        head = model.get_output_embeddings()
-        if head._parameters.get("weight") is module._parameters["weight"]:
+        for head in _sharers(model, module, "weight")[1:]:
             rows.append(Replaced("lm_head", "Linear", type(head).__name__, f"{name}, shared with the embedding", 0, 0))
             QuantizedLinear.convert(head, packed, dtype, scheme, None)
         PackedEmbedding.convert(module, packed, dtype, scheme)
@@ -231,63 +297,11 @@ def _install(model, target: str, packed: torch.Tensor, dtype: torch.dtype, schem
     return rows
 
 
-def _fill_buffers(model: nn.Module) -> None:
+def _fill_buffers(file: GgufFile, model: PreTrainedModel) -> None:
     """Buffers that are computed and not loaded (rotary frequencies) are on the meta device: makes their modules anew."""
     for name, module in list(model.named_modules()):
         if any(b.is_meta for b in module._buffers.values() if b is not None):
             model.set_submodule(name, type(module)(config=module.config))
     left = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
     if left:
-        raise ValueError(f"the GGUF file has no values for {', '.join(left[:5])}{' ...' if len(left) > 5 else ''}")
-
-
-class _File:
-    """The mapped file. A tensor's pages are given back once it was packed."""
-
-    def __init__(self, path: Path):
-        from transformers.integrations.gguf.reader import GgufHeader
-
-        self._start = GgufHeader.from_file(str(path)).data_start
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-
-    def __enter__(self) -> _File:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._map.close()
-
-    @staticmethod
-    def type_name(info) -> str:
-        from gguf import GGMLQuantizationType
-
-        return GGMLQuantizationType(info.ggml_type).name
-
-    def _bytes(self, info) -> torch.Tensor:
-        raw = np.frombuffer(self._map, np.uint8, info.nbytes, self._start + info.offset)
-        return torch.from_numpy(raw)
-
-    def packed(self, info, rows: torch.Tensor | None) -> tuple[torch.Tensor, str]:
-        """(packed weight, scheme) of a quantised tensor [N, K]."""
-        from transformers.integrations.gguf.dequant import dequantize
-
-        n, k = info.shape
-        kind = self.type_name(info)
-        blocks = self._bytes(info).view(n, -1)
-        if kind in _TAKEN_OVER:
-            return torch.ops.tle.pack_gguf_weight(blocks, kind, k, rows), _TAKEN_OVER[kind]
-        values = dequantize(blocks.clone(), info.ggml_type).view(n, k)
-        return weights.quantize(values if rows is None else values[rows], _FALLBACK), _FALLBACK
-
-    def floats(self, info) -> torch.Tensor:
-        """A copy of a tensor's values: as stored if they are floats, else de-quantised."""
-        from transformers.integrations.gguf.dequant import dequantize
-
-        raw, kind = self._bytes(info).clone(), self.type_name(info)
-        if kind in _FLOATS:
-            return raw.view(_FLOATS[kind]).view(info.shape)
-        return dequantize(raw.view(*info.shape[:-1], -1), info.ggml_type).view(info.shape)
-
-    def release(self, info) -> None:
-        begin = (self._start + info.offset) // mmap.PAGESIZE * mmap.PAGESIZE
-        self._map.madvise(mmap.MADV_DONTNEED, begin, self._start + info.offset + info.nbytes - begin)
+        raise ValueError(f"{file.path.name}: the file has no values for {', '.join(left[:5])}{' ...' if len(left) > 5 else ''}")

@@ -22,6 +22,7 @@ __all__ = [
     "quantize",
     "release_file_pages",
     "schemes",
+    "trim_heap",
 ]
 
 # The scheme that quantises nothing: dense weights stay where they are and run on TLE's kernels.
@@ -109,6 +110,13 @@ def release_file_pages(tensor: torch.Tensor) -> None:
         ctypes.CDLL(None, use_errno=True).madvise(
             ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), ctypes.c_int(mmap.MADV_DONTNEED)
         )
+
+
+def trim_heap() -> None:
+    """Gives memory that was freed back to the system, where the C library keeps it until it is asked (glibc)."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(ctypes.c_size_t(0))
 
 
 def _is_private_file_mapping(begin: int, end: int) -> bool:

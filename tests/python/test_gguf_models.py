@@ -19,10 +19,22 @@ from tle_torch import layers
 IDS = tiny.tokens(1, 9, vocabulary=100)
 
 
-def write_gguf(path, quantization=gguf.GGMLQuantizationType.Q4_1, layers=2, hidden=64, inner=96, vocabulary=128):
-    """A random Llama with a byte-level tokenizer of `vocabulary` tokens."""
+def write_gguf(
+    path,
+    quantization=gguf.GGMLQuantizationType.Q4_1,
+    layers=2,
+    hidden=64,
+    inner=96,
+    vocabulary=128,
+    architecture="llama",
+    change=lambda writer: None,
+    shapes=(),
+):
+    """A random Llama with a byte-level tokenizer of `vocabulary` tokens. `change` may change the writer before it writes; `shapes` are
+    (tensor, shape) that replace the right ones."""
     random = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, "llama")
+    shapes = dict(shapes)
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(256)
     writer.add_embedding_length(hidden)
     writer.add_block_count(layers)
@@ -41,6 +53,7 @@ def write_gguf(path, quantization=gguf.GGMLQuantizationType.Q4_1, layers=2, hidd
     writer.add_eos_token_id(2)
 
     def add(name, *shape, norm=False):
+        shape = shapes.get(name, shape)
         if norm:
             writer.add_tensor(name, (1 + 0.2 * random.standard_normal(shape)).astype(np.float32))
             return
@@ -62,6 +75,7 @@ def write_gguf(path, quantization=gguf.GGMLQuantizationType.Q4_1, layers=2, hidd
         add(f"blk.{i}.attn_norm.weight", hidden, norm=True)
         add(f"blk.{i}.ffn_norm.weight", hidden, norm=True)
     add("output_norm.weight", hidden, norm=True)
+    change(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -109,13 +123,61 @@ def test_from_gguf(tmp_path):
     assert torch.allclose(logits(unquantised), logits(reference), atol=1e-4)
 
 
-@pytest.mark.parametrize("content", [b"", b"GGU", b"ggml and more", b"\x00" * 100])
-def test_a_file_that_is_no_gguf(tmp_path, content):
-    path = tmp_path / "model.gguf"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="is no GGUF file") as caught:
+def without(key):
+    return lambda writer: writer.kv_data[0].pop(key)
+
+
+def having(key, value):
+    """A metadata entry that is there already, with another value."""
+
+    def change(writer):
+        writer.kv_data[0][key].value = value
+
+    return change
+
+
+def without_tensor(name):
+    return lambda writer: writer.tensors[0].pop(name)
+
+
+def with_tensor(name, *shape):
+    return lambda writer: writer.add_tensor(name, np.ones(shape, np.float32))
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"architecture": "foo"}, "transformers cannot load its architecture 'foo'"),
+    ({"change": without("llama.block_count")}, "the metadata lack llama.block_count"),
+    ({"change": having("llama.attention.head_count", 0)}, "the metadata's num_attention_heads is 0, which a llama model cannot have"),
+    ({"change": having("llama.block_count", 0)}, "the metadata's num_hidden_layers is 0"),
+    ({"change": having("llama.attention.head_count", 6)}, "6 attention heads, and the embeddings' 64 are no multiple"),
+    ({"change": having("llama.attention.head_count_kv", 3)}, "4 attention heads are no multiple of the 3 of keys and values"),
+    ({"change": without("tokenizer.ggml.tokens")}, "the file has no tokenizer"),
+    ({"change": having("tokenizer.ggml.tokens", ["a", "b", "c"])}, "the vocabulary has 3 tokens, and token_embd.weight 128 rows"),
+    ({"shapes": {"token_embd.weight": (127, 64)}.items()}, "the vocabulary has 128 tokens, and token_embd.weight 127 rows"),
+    ({"shapes": {"token_embd.weight": (128, 32)}.items()}, "token_embd.weight has the shape .128, 32., and the metadata say .128, 64."),
+    ({"shapes": {"blk.1.ffn_down.weight": (64, 64)}.items()}, "blk.1.ffn_down.weight has the shape .64, 64., .* say .64, 96."),
+    ({"shapes": {"blk.0.attn_norm.weight": (32,)}.items()}, "blk.0.attn_norm.weight has the shape .32., .* say .64."),
+    ({"change": without_tensor("token_embd.weight")}, "the file has no token_embd.weight"),
+    ({"change": without_tensor("blk.1.attn_q.weight")}, "the file has no values for model.layers.1.self_attn.q_proj.weight"),
+    ({"change": with_tensor("blk.2.attn_norm.weight", 64)}, "blk.2.attn_norm.weight belongs to model.layers.2.input_layernorm"),
+    ({"change": with_tensor("blk.0.attn_q.bias", 64)}, "blk.0.attn_q.bias belongs to model.layers.0.self_attn.q_proj.bias, .* not have"),
+])
+def test_files_that_are_no_model(tmp_path, options, words):
+    path = write_gguf(tmp_path / "model.gguf", **options)
+    with pytest.raises(ValueError, match=words) as caught:
         tle_torch.from_gguf(path)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("model.gguf: ")
+
+
+def test_a_file_that_is_no_gguf(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"ggml and more")
+    with pytest.raises(ValueError, match="is no GGUF file"):
+        tle_torch.from_gguf(path)
+    with pytest.raises(FileNotFoundError):
+        tle_torch.from_gguf(tmp_path / "none.gguf")
+    with pytest.raises(ValueError, match="unknown scheme"):
+        tle_torch.from_gguf(path, "w9a9")
 
 
 def packed_linear(rows, columns, quantization, bias=False, permutation=None, seed=0):

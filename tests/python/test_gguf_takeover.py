@@ -103,10 +103,16 @@ def test_other_types_are_requantised_and_named(tmp_path):
 
 
 def test_what_cannot_be_taken_over_goes_through_transformers(tmp_path):
-    path = write_gguf(tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q5_0)
+    """A scheme's name asks for it; rotary frequencies of their own need it, and the report says so."""
+    path = write_gguf(tmp_path / "model.gguf")
+    reference = logits(load(path))
+    model, _ = tle_torch.from_gguf(path, "w8a8", dtype=torch.float32)
+    assert model.tle_patch.report.scheme == "w8a8" and not any("not kept" in note for note in model.tle_patch.report.notes)
+    assert (logits(model) - reference).abs().max() < 0.1 * reference.abs().max()
+
+    path = write_gguf(tmp_path / "scaled.gguf", change=lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR))
     model, _ = tle_torch.from_gguf(path, dtype=torch.float32)
-    assert model.tle_patch.report.scheme == "w8a8"
-    assert (logits(model) - logits(load(path))).abs().max() < 0.1 * logits(load(path)).abs().max()
+    assert model.tle_patch.report.scheme == "w8a8" and any("codes were not kept" in note for note in model.tle_patch.report.notes)
 
 
 def test_float_files_stay_floats(tmp_path):
