@@ -44,6 +44,10 @@ AARCH64_CPUS = (
     "max,sve-max-vq=4",
 )
 AARCH64_CPU_FAST = "max,sve-max-vq=2"
+# What --arm adds: the least and the most that an aarch64 CPU has, and of tests/python the files that look at bits.
+# scripts/arm/test.sh runs all of it on any CPU.
+AARCH64_PYTEST_CPUS = ("cortex-a53", "max,sve-max-vq=2")
+AARCH64_PYTEST_FILES = ("test_golden.py", "test_rows.py", "test_sdot.py", "test_frequencies.py", "test_process.py")
 # x86-64's baseline (SSE2 to SSE4.2, no AVX) and AVX2 without AVX-512.
 X86_64_CPUS = ("Nehalem", "Haswell")
 
@@ -110,6 +114,16 @@ class Build:
                 subprocess.run(command, check=True, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
 
 
+@dataclass
+class Aarch64Package(Build):
+    """The extension for aarch64 and what it runs in, made by scripts/arm/build.sh."""
+
+    def run(self) -> None:
+        with open(RESULTS / f"build-{self.name}.log", "w") as output:
+            command = ["bash", str(ROOT / "scripts" / "arm" / "build.sh")]
+            subprocess.run(command, check=True, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+
 def gtest(name: str, build: Build, emulator: list[str], timeout: int) -> Stage:
     stage = Stage(name, [*emulator, str(build.binary)], timeout, needs=build)
     stage.environment["GTEST_OUTPUT"] = f"xml:{stage.junit}"
@@ -137,8 +151,22 @@ def stages(options: argparse.Namespace) -> list[Stage]:
         aarch64 = native
     for cpu in (AARCH64_CPU_FAST,) if options.fast else AARCH64_CPUS:
         table.append(gtest(f"cpp-{cpu}", aarch64, ["qemu-aarch64", "-cpu", cpu], 900))
+    if HOST == "x86_64" and (options.arm or options.all):
+        table += aarch64_pytest_stages()
     table += pytest_stages(options)
     return [stage for stage in table if not options.only or any(part in stage.name for part in options.only)]
+
+
+def aarch64_pytest_stages() -> list[Stage]:
+    package = Aarch64Package("aarch64-package", [])
+    table = []
+    for cpu in AARCH64_PYTEST_CPUS:
+        stage = Stage(f"pytest-{cpu}", [], timeout=1800, needs=package)
+        stage.command = ["bash", str(ROOT / "scripts" / "arm" / "run.sh"), "--cpu", cpu, "-m", "pytest", "-q", "-ra"]
+        stage.command += ["-p", "no:cacheprovider", "-m", "not slow", f"--junitxml={stage.junit}"]
+        stage.command += [str(ROOT / "tests" / "python" / name) for name in AARCH64_PYTEST_FILES]
+        table.append(stage)
+    return table
 
 
 def pytest_stages(options: argparse.Namespace) -> list[Stage]:
@@ -228,6 +256,7 @@ def build_all(table: list[Stage]) -> set[str]:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", action="store_true")
+    parser.add_argument("--arm", action="store_true")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--only", action="append", default=[], metavar="X")
     parser.add_argument("--list", action="store_true")
@@ -235,8 +264,8 @@ def parse_arguments() -> argparse.Namespace:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser.parse_args(arguments[:split])
     options.pytest = arguments[split + 1 :]
-    if options.fast and options.all:
-        parser.error("--fast and --all exclude each other")
+    if options.fast and (options.all or options.arm):
+        parser.error("--fast excludes --arm and --all")
     return options
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test.sh [--fast | --all] [--only STAGE] [-- PYTEST ARGS]   sets up everything, then runs every test.
+# test.sh [--fast | --arm | --all] [--only STAGE] [-- PYTEST ARGS]   sets up everything, then runs every test.
 # See scripts/run_tests.py for the stages. The last line is the sum: N passed, N failed, N skipped.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"

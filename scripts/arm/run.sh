@@ -27,6 +27,7 @@ if [ "${1:-}" = --exec ]; then
   exec "${qemu[@]}" "$@"
 fi
 export PYTHONPATH=$ARM_PACKAGE:$ARM_SITE
+export TLE_BUILD_DIR=$ARM_BUILD # whose objects tests/python/test_symbols.py reads
 # For -c and -m Python puts the current folder first; in the clone that would be the host's tle_torch.
 case ${1:-} in -c | -m) export PYTHONSAFEPATH=1 ;; esac
 # argv[0] is the script beside the interpreter that starts qemu again: it becomes the guest's sys.executable.

@@ -14,7 +14,6 @@ done
 
 bash "$TLE_ROOT/scripts/arm/build.sh"
 need_smollm2_hf
-export TLE_BUILD_DIR=$ARM_BUILD
 status=0
 for cpu in "${cpus[@]}"; do
   say "pytest on $cpu"
