@@ -1,7 +1,7 @@
 """Rotary frequencies that are the same bits on every machine.
 
 transformers computes them with torch's power function, whose last bit depends on the vector unit that torch finds: base 1e6
-gives other frequencies with AVX2 than without, and others again on Arm. Everything else in the formulas (division, products,
+gives other frequencies with AVX2 (or NEON) than on an x86-64 CPU without. Everything else in the formulas (division, products,
 `where`) is exact IEEE arithmetic. So the model's own formula is run once more with powers in double precision, rounded to
 fp32: the nearest value, whoever computes it.
 """
