@@ -1,6 +1,12 @@
-"""Builds the C++ extension with CMake against the torch that is installed, and pins that torch's minor version in the wheel."""
+"""Builds the C++ extension with CMake against the torch that is installed, and pins that torch's minor version in the wheel.
+
+Environment: TLE_BUILD_DIR, the folder to build in; TLE_CMAKE_ARGS, more arguments for CMake, quoted as in a shell;
+TLE_TORCH_DIR, another torch package to build against than the one that is imported, for a cross build.
+"""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +18,21 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 
 
+TORCH_DIR = os.environ.get("TLE_TORCH_DIR")
+
+
 def torch_version() -> str:
-    try:
-        import torch
-    except ImportError:
-        sys.exit("tle_torch: install torch first (2.9 or later), then: pip install --no-build-isolation .")
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 9):
-        sys.exit(f"tle_torch: needs torch 2.9 or later, found {torch.__version__}")
-    return torch.__version__.split("+")[0]
+    if TORCH_DIR:  # made for another machine: it can be read, but not imported
+        found = re.search(r"__version__ = '([^']+)'", (Path(TORCH_DIR) / "version.py").read_text())
+        version = found[1] if found else sys.exit(f"tle_torch: {TORCH_DIR} is no torch package")
+    else:
+        try:
+            from torch import __version__ as version
+        except ImportError:
+            sys.exit("tle_torch: install torch first (2.9 or later), then: pip install --no-build-isolation .")
+    if tuple(int(part) for part in version.split(".")[:2]) < (2, 9):
+        sys.exit(f"tle_torch: needs torch 2.9 or later, found {version}")
+    return version.split("+")[0]
 
 
 TORCH = torch_version()
@@ -54,7 +67,8 @@ class CMakeBuild(build_ext):
             "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
             f"-DTLE_PYTHON={sys.executable}",
             f"-DTLE_PACKAGE_DIR={target.parent}",
-            *os.environ.get("TLE_CMAKE_ARGS", "").split(),
+            *([f"-DTLE_TORCH_DIR={TORCH_DIR}"] if TORCH_DIR else []),
+            *shlex.split(os.environ.get("TLE_CMAKE_ARGS", "")),
         ]  # fmt: skip
         target.parent.mkdir(parents=True, exist_ok=True)
         jobs = os.environ.get("MAX_JOBS", str(len(os.sched_getaffinity(0))))
