@@ -63,6 +63,10 @@ class Call {
       check_dim(op, "starts", *starts, 1);
       check_size(op, "starts", *starts, 0, in_.batch, "one per batch row");
       in_.starts = owned(starts->contiguous()).const_data_ptr<int64_t>();
+      const int64_t keys = cache_len + in_.tokens;
+      for (int64_t b = 0; b < in_.batch; ++b)
+        TORCH_CHECK_VALUE(in_.starts[b] >= 0 && in_.starts[b] <= keys, op, ": starts must be in 0 .. ", keys,
+                          " (used slots and new tokens), got ", in_.starts[b], " for row ", b);
     }
   }
 

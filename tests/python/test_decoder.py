@@ -202,6 +202,8 @@ def test_a_failed_call_leaves_the_cache():
         (dict(window=-1), ValueError, "window must not be negative"),
         (dict(starts=torch.zeros(2, dtype=torch.long)), ValueError, "starts must have size 1"),
         (dict(starts=torch.zeros(1)), TypeError, "starts must be Long"),
+        (dict(starts=torch.tensor([-1])), ValueError, "starts must be in 0 .. 2"),
+        (dict(starts=torch.tensor([3])), ValueError, "starts must be in 0 .. 2"),
     ):
         with pytest.raises(error, match=words):
             call(**change)
