@@ -68,10 +68,12 @@ _proven: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionar
 
 def logits_are_plain(model: nn.Module) -> bool:
     """Whether a causal model's logits are its head applied to its decoder's output, proven once per model by running a
-    token both ways."""
+    token both ways. A hook would see those runs: while the head or the embedding has one, nothing new is proven."""
     forward = type(model).forward
     if _proven.get(model) is not forward:
         head, decoder = model.get_output_embeddings(), model.base_model
+        if any(has_user_hooks(m) for part in (head, decoder.get_input_embeddings()) for m in part.modules()):
+            return False
         token = torch.zeros(1, 1, dtype=torch.long)
         with torch.no_grad():
             wanted = model(input_ids=token, past_key_values=Cache(), use_cache=True).logits

@@ -247,6 +247,16 @@ def test_a_hook_on_the_head_sees_every_token(model, runs):
     assert runs == [1] and len(calls) == 6
 
 
+@pytest.mark.parametrize("part", ["lm_head", "model.embed_tokens"])
+def test_hooks_see_the_first_call_of_generate_as_any_other(part):
+    model = tiny.build("llama")
+    tle_torch.patch_model(model, "bf16")
+    calls = []
+    model.get_submodule(part).register_forward_hook(lambda *args: calls.append(1))
+    model.generate(tiny.tokens(1, 5), max_new_tokens=6, do_sample=False, eos_token_id=None)
+    assert len(calls) == 6
+
+
 def test_the_loop_is_found_on_the_class(model):
     assert type(model)._sample is not GenerationMixin._sample
     twin = copy.deepcopy(model)
