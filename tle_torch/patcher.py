@@ -12,6 +12,7 @@ import copy
 import fnmatch
 import itertools
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -41,7 +42,7 @@ from tle_torch.ops import _C
 from tle_torch.progress import check_progress, progress_of
 from tle_torch.report import LeftAlone, Replaced, Report
 
-__all__ = ["disabled", "patch_model", "unpatch_model"]
+__all__ = ["disabled", "patch_model", "refuse_disabled", "unpatch_model"]
 
 # Names that gated MLPs of models outside the known families commonly use.
 _MLP_NAMES = ("gate_proj", "up_proj", "down_proj", "act_fn")
@@ -81,7 +82,8 @@ def patch_model(
 
     Raises:
         TypeError: `model` is no module, or an argument has another type.
-        ValueError: unknown scheme; a weight on another device; nothing to patch. Nothing is changed then.
+        ValueError: unknown scheme; a weight on another device; nothing to patch; the model is inside `with
+            disabled(...)`. Nothing is changed then.
     """
     if not isinstance(model, nn.Module):
         what = "a path: load it first, or use tle_torch.from_gguf" if isinstance(model, str) else type(model).__name__
@@ -90,6 +92,7 @@ def patch_model(
     if isinstance(exclude, str):
         raise TypeError("exclude takes a sequence of patterns, got a string")
     check_progress(progress)
+    refuse_disabled(model)
     _check_devices(model)
     scan = _Scan(model, scheme, quantize_head, tuple(exclude))
     report = Report(scheme=scheme, isa=_C.isa(), threads=_C.get_num_threads(), left_alone=scan.left_alone)
@@ -140,9 +143,7 @@ def unpatch_model(model: nn.Module, *, dequantize: bool = False) -> None:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"unpatch_model takes a torch.nn.Module, got {type(model).__name__}")
-    roots = [m for m in model.modules() if "tle_patch" in m.__dict__]
-    if not roots:
-        raise ValueError(f"this {type(model).__name__} is not patched")
+    roots = _patched_roots(model)
     if not dequantize:
         _require_originals(model, "unpatch_model(model, dequantize=True) writes the de-quantised values back")
     for root in roots:
@@ -162,28 +163,36 @@ def unpatch_model(model: nn.Module, *, dequantize: bool = False) -> None:
 @contextlib.contextmanager
 def disabled(model: nn.Module) -> Iterator[nn.Module]:
     """The unpatched model for the length of a `with` block: same object, original code and weights, torch's threads.
+    A copy that is made inside is an unpatched model. Blocks may be nested; `patch_model`, `unpatch_model` and `verify`
+    refuse the model inside.
 
     Raises:
         ValueError: the model is not patched.
         RuntimeError: weights were quantised and not kept.
     """
-    roots = [m for m in model.modules() if "tle_patch" in m.__dict__]
-    if not roots:
-        raise ValueError(f"this {type(model).__name__} is not patched")
+    if any(module in _disabled for module in model.modules()):
+        yield model
+        return
+    roots = _patched_roots(model)
     _require_originals(model, "patch with keep_original=True")
-    saved = [(m, type(m), m.__dict__) for root in roots for m in root.modules() if isinstance(m, PatchedModule)]
     attention = [entry for root in roots for entry in root.tle_patch.attention]
+    attention = [(config, before) for config, before in attention if config._attn_implementation == ATTENTION]
+    patched = [m for root in roots for m in root.modules() if isinstance(m, PatchedModule) or m is root]
+    saved = [(m, type(m), m.__dict__) for m in dict.fromkeys(patched)]
     for module, _, state in saved:
-        # tle_restore takes the patch off copies of these; the originals come back below.
+        # The patch is taken off copies of these; the originals come back below.
         state = state.copy()
         for name in ("_parameters", "_buffers", "_non_persistent_buffers_set"):
             state[name] = copy.copy(state[name])
+        state.pop("tle_patch", None)
         object.__setattr__(module, "__dict__", state)
-        module.tle_restore()
+        if isinstance(module, PatchedModule):
+            module.tle_restore()
     for config, before in attention:
         config._attn_implementation = before
     for root in roots:
         threads.unpin_torch(root)
+        _disabled.add(root)
     try:
         yield model
     finally:
@@ -193,7 +202,35 @@ def disabled(model: nn.Module) -> Iterator[nn.Module]:
         for config, _ in attention:
             config._attn_implementation = ATTENTION
         for root in roots:
+            _disabled.discard(root)
             threads.pin_torch(root)
+
+
+# Patched models that are inside `with disabled(...)`.
+_disabled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def _patched_roots(model: nn.Module) -> list[nn.Module]:
+    """The modules in `model` that patch_model was given.
+
+    Raises:
+        ValueError: there is none.
+    """
+    refuse_disabled(model)
+    roots = [module for module in model.modules() if "tle_patch" in module.__dict__]
+    if not roots:
+        part = any(isinstance(module, PatchedModule) for module in model.modules())
+        raise ValueError(
+            f"this {type(model).__name__} is not patched"
+            + (" by itself: it is a part of a model that is, and goes with it" if part else "")
+        )
+    return roots
+
+
+def refuse_disabled(model: nn.Module) -> None:
+    """Raises ValueError inside `with disabled(...)`: what changes or judges the patch cannot work there."""
+    if any(module in _disabled for module in model.modules()):
+        raise ValueError(f"this {type(model).__name__} is inside `with disabled(...)`: leave that block first")
 
 
 def _require_originals(model: nn.Module, remedy: str) -> None:
@@ -493,8 +530,14 @@ class PatchRecord:
     def restore_configs(self, modules: Iterable[nn.Module]) -> None:
         """Gives attention back, and each config object to its modules unless the copy was changed meanwhile."""
         for config, before in self.attention:
-            config._attn_implementation = before
-        originals = {id(copied): shared for copied, shared in self.configs if copied.to_dict() == shared.to_dict()}
+            # Another one than ours was chosen since, and stays.
+            if config._attn_implementation == ATTENTION:
+                config._attn_implementation = before
+        originals = {
+            id(copied): shared
+            for copied, shared in self.configs
+            if copied.to_dict() == shared.to_dict() and copied._attn_implementation == shared._attn_implementation
+        }
         for module in modules:
             shared = originals.get(id(module.__dict__.get("config")))
             if shared is not None:

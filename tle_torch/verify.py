@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from tle_torch.patcher import disabled
+from tle_torch.patcher import disabled, refuse_disabled
 from tle_torch.report import Verification
 
 __all__ = ["compare_logits", "verify"]
@@ -23,13 +23,14 @@ def verify(model: nn.Module, inputs: torch.Tensor | Mapping[str, torch.Tensor]) 
 
     Raises:
         TypeError: `inputs` is neither.
-        ValueError: the model is not patched, or gives no logits.
+        ValueError: the model is not patched, gives no logits, or is inside `with disabled(...)`.
         RuntimeError: its original weights were not kept.
     """
     if isinstance(inputs, torch.Tensor):
         inputs = {"input_ids": inputs}
     if not isinstance(inputs, Mapping):
         raise TypeError(f"verify takes token ids or a tokenizer's output, got {type(inputs).__name__}")
+    refuse_disabled(model)
     with disabled(model), torch.no_grad():
         original = getattr(model(**inputs), "logits", None)
     if original is None:

@@ -363,6 +363,39 @@ def test_disabled_is_the_original_and_comes_back():
     assert result.positions == IDS.numel() and 0 < result.mean_kl < 0.05 and "mean KL" in str(result)
 
 
+def test_what_disabled_allows_inside():
+    model = tiny.build("llama", torch.bfloat16)
+    reference = logits(model, IDS)
+    tle_torch.patch_model(model, keep_original=True)
+    expected, pinned = logits(model, IDS), threads.pinned_models()
+    with tle_torch.disabled(model):
+        with tle_torch.disabled(model):
+            assert tiny.same_bits(logits(model, IDS), reference)
+        assert tiny.same_bits(logits(model, IDS), reference)
+        for refused in (tle_torch.patch_model, tle_torch.unpatch_model, lambda m: tle_torch.verify(m, IDS)):
+            with pytest.raises(ValueError, match="inside `with disabled"):
+                refused(model)
+        twin = copy.deepcopy(model)
+    assert tiny.same_bits(logits(model, IDS), expected) and threads.pinned_models() == pinned
+    with pytest.raises(ValueError, match="is not patched$"):
+        tle_torch.unpatch_model(twin)
+    tle_torch.patch_model(twin)
+    assert tiny.same_bits(logits(twin, IDS), expected)
+    with pytest.raises(ValueError, match="a part of a model that is"):
+        tle_torch.unpatch_model(model.model)
+
+
+def test_attention_that_the_user_chose_later_stays():
+    model = tiny.build("llama")
+    tle_torch.patch_model(model, "bf16")
+    model.set_attn_implementation("sdpa")
+    with tle_torch.disabled(model):
+        assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == "sdpa"
+    tle_torch.unpatch_model(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
 def test_verify_of_an_unquantised_model_needs_no_kept_weights():
     model = tiny.build("llama")
     tle_torch.patch_model(model, "bf16")
