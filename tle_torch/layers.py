@@ -130,8 +130,11 @@ class DenseLinear(PatchedModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parameters = self._parameters
-        weight = parameters["weight"]
-        return _linear(x, weight, weight.shape[0], parameters["bias"])
+        weight = parameters.get("weight")
+        if weight is None:
+            # Pruning and parametrisations make it an attribute that they compute.
+            weight = self.weight
+        return _linear(x, weight, weight.shape[0], self.bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, tle=dense"
@@ -305,7 +308,9 @@ def linear_weight(module: nn.Module) -> torch.Tensor:
 def is_plain_linear(module: nn.Module) -> bool:
     """Whether calling `module` is the tle linear of its weight and nothing else, so that a fused operator may take
     its weight instead of calling it."""
-    return isinstance(module, (QuantizedLinear, DenseLinear)) and not has_user_hooks(module)
+    if isinstance(module, DenseLinear):
+        return module._parameters.get("weight") is not None and not has_user_hooks(module)
+    return isinstance(module, QuantizedLinear) and not has_user_hooks(module)
 
 
 # ---- norms, MLP, rotary tables ----
@@ -316,7 +321,7 @@ class PatchedNorm(PatchedModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self._parameters["weight"]
-        if x.dtype != weight.dtype:
+        if x.dtype != weight.dtype or x.dtype not in weights.FLOAT_DTYPES:
             # torch's type promotion decides the result's dtype here, and the original's arithmetic with it.
             return super().forward(x)
         return _rms_norm(x, weight, getattr(self, self.tle_eps), self.tle_kind)
@@ -334,6 +339,8 @@ class PatchedMLP(PatchedModule):
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype not in weights.FLOAT_DTYPES:
+            return super().forward(x)
         gate, up, down = (self._modules[name] for name in self.tle_names)
         if is_plain_linear(gate) and is_plain_linear(up) and is_plain_linear(down):
             return _fused_mlp(
@@ -380,12 +387,17 @@ class PatchedRotary(PatchedModule):
                 buffers["original_inv_freq"] = exact.to(start.dtype, copy=True)
         module.__class__ = patched_class(PatchedRotary, type(module))
 
-    @torch.no_grad()
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if x.dtype not in weights.FLOAT_DTYPES or position_ids.is_floating_point():
+            return super().forward(x, position_ids)
+        return self._tables(x, position_ids)
+
+    @torch.no_grad()
+    def _tables(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.rope_type != "default":
             with ExactPowers():
                 _update_frequencies(self, x, position_ids)
-        return _rotary_tables(position_ids, self.inv_freq.float(), self.attention_scaling, x.dtype)
+        return _rotary_tables(position_ids.long(), self.inv_freq.float(), self.attention_scaling, x.dtype)
 
     def tle_restore(self) -> None:
         before, attributes = self.__dict__.pop("tle_before")

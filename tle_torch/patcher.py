@@ -384,7 +384,10 @@ class _Scan:
             else:
                 self.actions.append(_Norm(name, module, str(kind)))
         elif names is not None:
-            if "forward" in module.__dict__ or not self._once(probes.probe_mlp, module, *names):
+            dtypes = {p.dtype for child in names for p in module._modules[child].parameters()}
+            if not all(dtype in weights.FLOAT_DTYPES or dtype == torch.uint8 for dtype in dtypes):
+                self._leave(name, module, f"its weights are {', '.join(sorted(map(str, dtypes)))}")
+            elif "forward" in module.__dict__ or not self._once(probes.probe_mlp, module, *names):
                 self._leave(name, module, "its result is not down(silu(gate(x)) * up(x)); its Linears are patched")
             else:
                 self.actions.append(_MLP(name, module, names))
@@ -618,7 +621,7 @@ def _attention_problem(decoder: PatchedDecoder, family: Family) -> str | None:
     attention = getattr(getattr(decoder, family.layers)[0], family.self_attention)
     dtype = getattr(decoder, family.final_norm).weight.dtype
     generator = torch.Generator().manual_seed(20240229)
-    x = torch.randn(1, 6, decoder.config.hidden_size, generator=generator).to(dtype)
+    x = torch.randn(1, 6, decoder.config.hidden_size, generator=generator, dtype=torch.float32).to(dtype)
     causal = torch.full((6, 6), torch.finfo(dtype).min, dtype=dtype).triu(1).view(1, 1, 6, 6)
     outputs = {}
     training, attention.training = attention.training, False

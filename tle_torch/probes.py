@@ -60,8 +60,9 @@ def norm_kind(module: nn.Module) -> str | None:
     eps = getattr(module, epsilon_name(module))
     generator = _generator()
     # Rows around 1, tiny ones, where epsilon counts, and large ones.
-    x = torch.randn(6, size, generator=generator) * torch.tensor([1.0, 1.0, 3e-3, 1e-3, 40.0, 300.0]).view(-1, 1)
-    w = torch.rand(size, generator=generator) + 0.25
+    sizes = torch.tensor([1.0, 1.0, 3e-3, 1e-3, 40.0, 300.0], dtype=torch.float32)
+    x = torch.randn(6, size, generator=generator, dtype=torch.float32) * sizes.view(-1, 1)
+    w = torch.rand(size, generator=generator, dtype=torch.float32) + 0.25
     w[::3] *= -1
     outputs = {}
     twin = shadow(module)
@@ -109,12 +110,13 @@ def probe_mlp(module: nn.Module, gate: str, up: str, down: str) -> bool:
     twin = shadow(module)
     small = {}
     for name, (rows, columns) in {gate: (24, 16), up: (24, 16), down: (16, 24)}.items():
-        small[name] = nn.Linear(columns, rows, dtype=torch.float32)
+        # Without the usual initialisation, which would draw from the user's random numbers.
+        small[name] = nn.utils.skip_init(nn.Linear, columns, rows, dtype=torch.float32)
         with torch.no_grad():
-            small[name].weight.copy_(torch.randn(rows, columns, generator=generator))
-            small[name].bias.copy_(torch.randn(rows, generator=generator))
+            small[name].weight.copy_(torch.randn(rows, columns, generator=generator, dtype=torch.float32))
+            small[name].bias.copy_(torch.randn(rows, generator=generator, dtype=torch.float32))
     twin._modules.update(small)
-    x = torch.randn(2, 5, 16, generator=generator)
+    x = torch.randn(2, 5, 16, generator=generator, dtype=torch.float32)
     with torch.no_grad():
         wanted = small[down](nn.functional.silu(small[gate](x)) * small[up](x))
         try:

@@ -591,6 +591,55 @@ def test_wanting_gradients_of_an_adapter_is_refused():
         wrapped(IDS)
 
 
+# ---- what is not the model's ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_does_not_matter(dtype):
+    model, expected = tiny.build("llama", torch.bfloat16), tiny.build("llama", torch.bfloat16)
+    before = [str(entry) for entry in tle_torch.patch_model(expected).replaced]
+    torch.set_default_dtype(dtype)
+    try:
+        report = tle_torch.patch_model(model)
+        assert [str(entry) for entry in report.replaced] == before and not report.left_alone
+        assert report.whole_step == {"model": None} and tiny.same_bits(logits(model, IDS), logits(expected, IDS))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_patching_draws_no_random_numbers():
+    model = tiny.build("qwen3")
+    state = torch.get_rng_state()
+    tle_torch.patch_model(model)
+    model.generate(IDS, max_new_tokens=3, do_sample=False)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_model_of_another_dtype_computes_as_before():
+    model = tiny.build("llama").double()
+    expected = logits(model, IDS)
+    report = tle_torch.patch_model(model)
+    assert any("float64" in entry.reason for entry in report.left_alone)
+    assert torch.allclose(logits(model, IDS), expected, atol=1e-5)  # the rotary frequencies are exact ones now
+
+
+def test_pruning_and_parametrising_a_dense_layer():
+    from torch.nn.utils import parametrizations, prune
+
+    for change in (
+        lambda linear: prune.l1_unstructured(linear, "weight", 0.5),
+        lambda linear: parametrizations.weight_norm(linear),
+    ):
+        models = []
+        for patched in (True, False):
+            model = tiny.build("llama")
+            if patched:
+                tle_torch.patch_model(model, "bf16")
+            change(model.model.layers[1].mlp.up_proj)
+            models.append(logits(model, IDS))
+        assert (models[0] - models[1]).abs().max() < 1e-4
+
+
 # ---- bad input ----
 
 

@@ -45,6 +45,20 @@ def test_half_precision_logits_are_close_to_eager(name, dtype):
     assert ours <= 1.25 * theirs + 1e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
+@pytest.mark.parametrize("name", ["llama", "llama_dynamic"])
+def test_positions_of_another_dtype(name, dtype):
+    model = tiny.build(name)
+    ids = tiny.tokens(1, 20)
+    positions = torch.arange(1, 21).unsqueeze(0)
+    with torch.no_grad():
+        expected = model(ids, position_ids=positions.to(dtype)).logits
+        tle_torch.patch_model(model, "bf16")
+        got, usual = model(ids, position_ids=positions.to(dtype)).logits, model(ids, position_ids=positions).logits
+    assert (got - expected).abs().max() < 1e-4
+    assert dtype.is_floating_point or tiny.same_bits(got, usual)
+
+
 @pytest.mark.parametrize("name", tiny.KNOWN)
 def test_w8a8_equals_fake_quantised_eager(name):
     """The scheme costs what the scheme costs: eager with fake-quantised weights and activations gives the same."""
