@@ -51,7 +51,7 @@ def check_scheme(scheme: str) -> str:
 
 
 def quantize(weight: torch.Tensor, scheme: str) -> torch.Tensor:
-    """Packs a float weight [N, K] (see ops.md of the scheme for the formula).
+    """Packs a float weight [N, K] (formulas: `quantize_channel` in csrc/runtime/packed_weight.h).
 
     Raises:
         ValueError: a value is not finite: its row would be NaN for every input.

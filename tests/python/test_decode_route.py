@@ -93,7 +93,7 @@ def test_steps_across_the_growth_of_the_cache():
 @pytest.mark.parametrize("route", [True, False])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mistral_window", "smollm3"])
 def test_a_row_of_a_batch_equals_the_row_alone(name, route):
-    """Case 51, bit for bit: left padding of any length, in either path."""
+    """Bit for bit: left padding of any length, in either path."""
     model = patched(name)
     lengths = [5, 18, 12]
     rows = [tiny.tokens(1, n, seed=n) for n in lengths]

@@ -56,7 +56,7 @@ def padded(lengths=(3, 12), seed=1):
     ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items()) or "greedy",
 )
 def test_same_tokens_as_unpatched(pair, options):
-    """Case 51. The window models generate past their window of 8."""
+    """The window models generate past their window of 8."""
     model, patched = pair
     ids = tiny.tokens(1, 11)
     assert torch.equal(generate(patched, ids, **options), generate(model, ids, **options))

@@ -127,7 +127,7 @@ def _child_logits(model, ids, queue):
 
 
 def test_fork_after_use():
-    """Case 36: the team's threads do not survive a fork; the child makes its own and finishes."""
+    """The team's threads do not survive a fork; the child makes its own and finishes."""
     model = tiny.build("llama", hidden_size=256, intermediate_size=1024)
     tle_torch.patch_model(model)
     ids = tiny.tokens(2, 33)
@@ -159,7 +159,7 @@ class _Embedded(torch.utils.data.Dataset):
 
 
 def test_data_loader_workers():
-    """Case 36: a patched model inside a DataLoader's workers."""
+    """A patched model inside a DataLoader's workers."""
     model = tiny.build("qwen2")
     tle_torch.patch_model(model)
     data = _Embedded(model)
@@ -172,7 +172,7 @@ def test_data_loader_workers():
 
 
 def test_eight_python_threads_on_one_model():
-    """Case 38: each thread has its own inputs and cache; results are those of serial calls."""
+    """Each thread has its own inputs and cache; results are those of serial calls."""
     model = tiny.build("qwen3", torch.bfloat16)
     tle_torch.patch_model(model)
     prompts = [tiny.tokens(1, 5 + i, seed=i) for i in range(8)]
@@ -217,7 +217,7 @@ def test_flush_to_zero_set_by_the_user_changes_nothing():
 
 
 def test_compile_of_a_patched_model():
-    """Case 42: the operators trace; the router steps aside for the compiler."""
+    """The operators trace; the router steps aside for the compiler."""
     model = tiny.build("llama")
     tle_torch.patch_model(model)
     ids = tiny.tokens(1, 9)
@@ -235,7 +235,6 @@ def test_compile_of_a_patched_model():
 
 
 def test_export_of_a_patched_model():
-    """Case 42."""
     model = tiny.build("llama", num_hidden_layers=2)
     tle_torch.patch_model(model)
     ids = tiny.tokens(1, 9)
