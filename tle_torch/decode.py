@@ -23,7 +23,7 @@ from tle_torch.attention import NAME as ATTENTION
 from tle_torch.attention import left_padding
 from tle_torch.cache import Cache
 from tle_torch.families import Family, family_of
-from tle_torch.hooks import is_capture_hook
+from tle_torch.hooks import has_global_hooks, is_capture_hook
 from tle_torch.layers import (
     PatchedMLP,
     PatchedNorm,
@@ -38,7 +38,6 @@ from tle_torch.ops import _C
 __all__ = ["PatchedDecoder", "Router", "StepPlan", "self_check"]
 
 _step = torch.ops.tle.planned_decode_step.default
-_module_globals = torch.nn.modules.module
 
 # Arguments of a decoder's forward that change nothing inside the layers, whatever their value.
 _HARMLESS = frozenset({"return_dict", "num_items_in_batch", "logits_to_keep", "labels"})
@@ -138,6 +137,8 @@ class StepPlan:
                 raise NotFusable(f"layer {index} has a {type(attention).__name__}")
             if not isinstance(mlp, PatchedMLP):
                 raise NotFusable(f"the MLP of layer {index} is not patched")
+            if not mlp.tle_knows_activation():
+                raise NotFusable(f"the activation of layer {index} was replaced")
             if attention.layer_idx != index:
                 raise NotFusable(f"layer {index} writes to cache layer {attention.layer_idx}")
             linears = [getattr(attention, name) for name in (family.q, family.k, family.v, family.o)]
@@ -168,6 +169,7 @@ class StepPlan:
             self.weights += [input_norm, *_pair(q), *_pair(k), *_pair(v), q_norm, k_norm, *_pair(o), post_norm]
             self.weights += [*_pair(gate), *_pair(up), *_pair(down)]
             self._watch_settings(attention, "scaling", "head_dim", "attention_dropout", family.rotates)
+            self._watch_settings(mlp, family.activation)
             rope.append(int(family.rotates_in(attention)))
             windows.append(family.window_of(attention))
             attentions.append(attention)
@@ -235,8 +237,7 @@ class Router:
     """Decides, call by call, whether a decoder's step runs as one operator. Lives on the decoder as `tle_router`.
 
     Attributes:
-        disabled: None, or why this decoder always runs module by module (its self-check failed, or patch_model was
-            asked not to route).
+        disabled: None, or why this decoder always runs module by module (its attention or its self-check failed).
     """
 
     def __init__(self, disabled: str | None = None):
@@ -327,8 +328,7 @@ def _asks_for_more(decoder: nn.Module, extra: dict[str, object]) -> bool:
         or extra.get("is_causal") is False
         or extra.get("return_dict") is False
         or config.get("return_dict", True) is False
-        or bool(_module_globals._global_forward_hooks)
-        or bool(_module_globals._global_forward_pre_hooks)
+        or has_global_hooks()
     )
 
 

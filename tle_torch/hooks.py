@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.modules import module as torch_module
 
-__all__ = ["has_user_hooks", "is_capture_hook"]
+__all__ = ["has_global_hooks", "has_user_hooks", "is_capture_hook"]
+
+
+def has_global_hooks() -> bool:
+    """Whether somebody wants to see the calls of all modules."""
+    return bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
 
 
 def has_user_hooks(module: nn.Module) -> bool:

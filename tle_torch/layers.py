@@ -31,7 +31,7 @@ from tle_torch import (
 from tle_torch.cache import Cache
 from tle_torch.frequencies import ExactPowers, exact_frequencies
 from tle_torch.generation import SampleLoop
-from tle_torch.hooks import has_user_hooks
+from tle_torch.hooks import has_global_hooks, has_user_hooks
 from tle_torch.lazy import LazyTensor
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "PatchedPreTrainedModel",
     "PatchedRotary",
     "QuantizedLinear",
+    "activation_of",
     "is_plain_linear",
     "linear_weight",
     "patched_class",
@@ -313,6 +314,12 @@ def is_plain_linear(module: nn.Module) -> bool:
     return isinstance(module, QuantizedLinear) and not has_user_hooks(module)
 
 
+def activation_of(mlp: nn.Module, name: str) -> object:
+    """The class of an MLP's activation module, or its activation function, or None."""
+    activation = mlp._modules.get(name, mlp.__dict__.get(name))
+    return type(activation) if isinstance(activation, nn.Module) else activation
+
+
 # ---- norms, MLP, rotary tables ----
 
 
@@ -332,17 +339,21 @@ class PatchedNorm(PatchedModule):
 
 
 class PatchedMLP(PatchedModule):
-    """A gated MLP, down(silu(gate(x)) * up(x)). `tle_names` are the names of gate, up and down.
+    """A gated MLP, down(silu(gate(x)) * up(x)).
 
-    One operator where all three are plain; with a hook or an adapter on one of them, each is called, and the result
-    has the same bits.
+    One operator where all three Linears are plain; with a hook or an adapter on one of them, each is called, and the
+    result has the same bits. With a hook on the activation itself the original's code runs, which rounds once more.
+
+    Attributes:
+        tle_names: the names of gate, up and down.
+        tle_activation: the activation's name and what `activation_of` said of it when the MLP was proven.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype not in weights.FLOAT_DTYPES:
+        if x.dtype not in weights.FLOAT_DTYPES or not self.tle_knows_activation():
             return super().forward(x)
         gate, up, down = (self._modules[name] for name in self.tle_names)
-        if is_plain_linear(gate) and is_plain_linear(up) and is_plain_linear(down):
+        if is_plain_linear(gate) and is_plain_linear(up) and is_plain_linear(down) and not has_global_hooks():
             return _fused_mlp(
                 x,
                 linear_weight(gate),
@@ -355,8 +366,14 @@ class PatchedMLP(PatchedModule):
             )
         return down(_swiglu(gate(x), up(x)))
 
+    def tle_knows_activation(self) -> bool:
+        """Whether the activation is the one that was proven, and nobody wants to see its calls."""
+        name, proven = self.tle_activation
+        module = self._modules.get(name)
+        return activation_of(self, name) is proven and (module is None or not has_user_hooks(module))
+
     def tle_restore(self) -> None:
-        del self.tle_names
+        del self.tle_names, self.tle_activation
         super().tle_restore()
 
 

@@ -36,6 +36,7 @@ from tle_torch.layers import (
     PatchedPreTrainedModel,
     PatchedRotary,
     QuantizedLinear,
+    activation_of,
     patched_class,
 )
 from tle_torch.ops import _C
@@ -307,11 +308,13 @@ class _Norm(_Action):
 
 @dataclass
 class _MLP(_Action):
-    names: tuple[str, str, str]
+    names: tuple[str, str, str, str]
 
     def apply(self, report: Report, keep_original: bool) -> None:
         original = type(self.module).__name__
-        self.module.tle_names = self.names
+        activation = self.names[3]
+        self.module.tle_names = self.names[:3]
+        self.module.tle_activation = activation, activation_of(self.module, activation)
         self.module.__class__ = patched_class(PatchedMLP, type(self.module))
         self._replaced(report, "fused MLP", original, 0, 0)
 
@@ -384,10 +387,11 @@ class _Scan:
             else:
                 self.actions.append(_Norm(name, module, str(kind)))
         elif names is not None:
-            dtypes = {p.dtype for child in names for p in module._modules[child].parameters()}
-            if not all(dtype in weights.FLOAT_DTYPES or dtype == torch.uint8 for dtype in dtypes):
-                self._leave(name, module, f"its weights are {', '.join(sorted(map(str, dtypes)))}")
-            elif "forward" in module.__dict__ or not self._once(probes.probe_mlp, module, *names):
+            *linears, activation = names
+            dtypes = {p.dtype for child in linears for p in module._modules[child].parameters()}
+            if torch.float64 in dtypes:
+                self._leave(name, module, "its weights are float64")
+            elif "forward" in module.__dict__ or not self._once(probes.probe_mlp, module, *linears):
                 self._leave(name, module, "its result is not down(silu(gate(x)) * up(x)); its Linears are patched")
             else:
                 self.actions.append(_MLP(name, module, names))
@@ -403,12 +407,10 @@ class _Scan:
         elif any(p is not None for p in module._parameters.values()) and not isinstance(module, nn.Embedding):
             self._leave(name, module, "no kernel takes its weights")
 
-    def _mlp_names(self, module: nn.Module) -> tuple[str, str, str] | None:
+    def _mlp_names(self, module: nn.Module) -> tuple[str, str, str, str] | None:
+        """The names of gate, up, down and activation if the module is made like a gated MLP."""
         layouts = {(f.gate, f.up, f.down, f.activation) for f in self._families} | {_MLP_NAMES}
-        for *names, activation in sorted(layouts):
-            if probes.looks_like_gated_mlp(module, *names, activation):
-                return tuple(names)
-        return None
+        return next((names for names in sorted(layouts) if probes.looks_like_gated_mlp(module, *names)), None)
 
     def _look_at_linear(self, name: str, module: nn.Module) -> None:
         reason = self._linear_reason(module)

@@ -93,7 +93,7 @@ def test_deepcopy_is_an_independent_patched_model(scheme):
 
 
 def test_pickle_in_a_fresh_process(patched, tmp_path):
-    """Case 43: the classes are importable, whatever protocol pickles them."""
+    """The classes are importable, whatever protocol pickles them."""
     expected = logits(patched, IDS)
     for protocol in (2, pickle.HIGHEST_PROTOCOL):
         assert tiny.same_bits(logits(pickle.loads(pickle.dumps(patched, protocol)), IDS), expected)
@@ -119,7 +119,7 @@ def test_pickle_in_a_fresh_process(patched, tmp_path):
 
 
 def test_state_dict_round_trip(patched, tmp_path):
-    """Case 43: packed weights go through torch.save (weights_only, mmap) and back."""
+    """Packed weights go through torch.save (weights_only, mmap) and back."""
     expected = logits(patched, IDS)
     state = patched.state_dict()
     name = "model.layers.0.self_attn.q_proj"
@@ -240,7 +240,6 @@ def test_to_another_dtype(patched):
 
 @pytest.mark.parametrize("quantize_head", [False, True])
 def test_tied_head(quantize_head, tmp_path):
-    """Case 45."""
     model = tiny.build("llama_tied", torch.bfloat16)
     embedding = model.model.embed_tokens.weight.detach().clone()
     report = tle_torch.patch_model(model, quantize_head=quantize_head)
@@ -447,7 +446,6 @@ def test_plain_call_needs_no_no_grad_and_wanted_gradients_are_refused(patched):
 
 @pytest.mark.parametrize("part", ["self_attn", "mlp", "input_layernorm", "mlp.down_proj", ""])
 def test_hooks_fire_with_the_right_tensors_and_the_same_bits(patched, part):
-    """Case 49."""
     expected = logits(patched, IDS)
     layer = patched.model.layers[1]
     seen = []
@@ -465,13 +463,29 @@ def test_hooks_fire_with_the_right_tensors_and_the_same_bits(patched, part):
     assert tiny.same_bits(logits(patched, IDS), expected)
 
 
+def test_an_activation_that_is_watched_or_replaced_is_called(patched):
+    expected = logits(patched, IDS)
+    mlp, seen = patched.model.layers[1].mlp, []
+    handle = mlp.act_fn.register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    assert (logits(patched, IDS) - expected).abs().max() < 0.1 and seen == [(*IDS.shape, 96)]
+    handle.remove()
+    assert tiny.same_bits(logits(patched, IDS), expected)
+    known, mlp.act_fn = mlp.act_fn, torch.nn.Threshold(torch.inf, 0.0)
+    silent = logits(patched, IDS)
+    mlp.act_fn = known
+    handle = mlp.down_proj.register_forward_hook(lambda module, args, output: module.bias.expand_as(output))
+    assert torch.equal(silent, logits(patched, IDS)) and not torch.equal(silent, expected)
+    handle.remove()
+    assert tiny.same_bits(logits(copy.deepcopy(patched), IDS), expected)
+
+
 def test_pre_hooks_global_hooks_and_instance_forwards_stop_the_fusion(patched):
     expected = logits(patched, IDS)
     calls = []
     handle = torch.nn.modules.module.register_module_forward_hook(lambda m, a, o: calls.append(type(m).__name__))
     assert tiny.same_bits(logits(patched, IDS), expected)
     handle.remove()
-    assert calls.count("LlamaMLP") == 3
+    assert calls.count("LlamaMLP") == 3 and calls.count("Linear") == 3 * 7 + 1
     attention = patched.model.layers[0].self_attn
     forward = attention.forward
     attention.forward = lambda *args, **kwargs: calls.append("own") or forward(*args, **kwargs)
@@ -537,7 +551,7 @@ def set_adapter_weights(model):
 
 
 def test_lora_on_a_patched_model_and_patching_a_lora_model_agree():
-    """Case 47: base + delta either way, adapters are not quantised, toggles work."""
+    """Base + delta either way, adapters are not quantised, toggles work."""
     first = tiny.build("llama")
     reference = peft.get_peft_model(copy.deepcopy(first), lora()).eval()
     set_adapter_weights(reference)
