@@ -4,8 +4,8 @@ tle_torch.from_gguf runs the 4-bit codes of its GGUF file.
 
     python scripts/demo.py [--tokens 96] [--rounds 3] [--scheme NAME] [QUESTION]
 
-All are warm when they are timed, produce the same number of tokens with the same number of threads, and take turns; what
-is printed is each one's median. The rate counts the tokens after the first one: decoding, without the prompt.
+All are warm when they are timed, produce the same number of tokens with the same number of threads, and take turns;
+what is printed is each one's median. The rate counts the tokens after the first one: decoding, without the prompt.
 scripts/demo.sh sets everything up and calls this.
 """
 
@@ -60,7 +60,8 @@ class Clock(BaseStreamer):
 
 
 def timed_answer(model, prompt: dict[str, torch.Tensor], tokens: int, torch_threads: int) -> Clock:
-    """Greedy decoding of exactly `tokens` tokens. torch's thread count is global, so each model gets its own before it runs."""
+    """Greedy decoding of exactly `tokens` tokens. torch's thread count is global, so each model gets its own before it
+    runs."""
     if torch.get_num_threads() != torch_threads:
         torch.set_num_threads(torch_threads)
     clock = Clock()
@@ -98,7 +99,10 @@ def main() -> None:
     console.print(report)
 
     prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": options.question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        [{"role": "user", "content": options.question}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
     )
     models = {
         "Hugging Face, bf16": (stock, stock_threads),

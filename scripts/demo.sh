@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# demo.sh [QUESTION]   in a fresh clone on a fresh machine: sets everything up, then shows SmolLM2-135M-Instruct answering
-# as Hugging Face runs it and as tle_torch.patch_model makes it run, with both speeds. Options: scripts/demo.py --help
+# demo.sh [QUESTION]   in a fresh clone on a fresh machine: sets everything up, then shows SmolLM2-135M-Instruct
+# answering as Hugging Face runs it and as tle_torch.patch_model makes it run, with both speeds. Options:
+# scripts/demo.py --help
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 

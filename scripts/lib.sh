@@ -12,7 +12,8 @@ PY=$TLE_VENV/bin/python
 export TLE_CACHE
 mkdir -p "$TLE_CACHE"
 
-# The caller's environment must not leak into the clone's: an active virtual environment, a PYTHONPATH, `pip install --user`.
+# The caller's environment must not leak into the clone's: an active virtual environment, a PYTHONPATH, `pip install
+# --user`.
 unset VIRTUAL_ENV PYTHONHOME PYTHONPATH TLE_BUILD_DIR TLE_ISA TLE_NUM_THREADS
 export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 # Nothing is ever fetched from the model hub; without this transformers asks it all the same.
@@ -42,7 +43,8 @@ quietly() {
 # apt_install PACKAGE...   installs Debian packages; the caller has found that something is missing.
 apt_install() {
   local sudo=()
-  command -v apt-get >/dev/null || die "this needs the Debian packages: $*. There is no apt-get here: install their equivalents."
+  command -v apt-get >/dev/null \
+    || die "this needs the Debian packages: $*. There is no apt-get here: install their equivalents."
   if [ "$(id -u)" != 0 ]; then
     command -v sudo >/dev/null || die "this needs the Debian packages: $*. Install them as root: apt-get install $*"
     sudo=(sudo)
@@ -111,7 +113,8 @@ need_venv() {
     quietly "$TLE_CACHE/logs/pip-torch.log" "$PY" -m pip install ${TLE_TORCH_INDEX:+--index-url "$TLE_TORCH_INDEX"} \
       -c "$req/constraints.txt" torch
     say "pip: transformers and what builds the extension"
-    quietly "$TLE_CACHE/logs/pip-run.log" "$PY" -m pip install -c "$req/constraints.txt" -r "$req/build.txt" -r "$req/run.txt"
+    quietly "$TLE_CACHE/logs/pip-run.log" \
+      "$PY" -m pip install -c "$req/constraints.txt" -r "$req/build.txt" -r "$req/run.txt"
     write_stamp "$TLE_VENV/.stamp-run" "$want"
   fi
   [ "${1:-}" = test ] || return 0
@@ -127,14 +130,16 @@ need_venv() {
 need_extension() {
   local want build
   build=$TLE_ROOT/build/cmake-$("$PY" -c 'import sys; print(sys.implementation.cache_tag)')
-  want="$TLE_ROOT $("$PY" -c 'from importlib.metadata import version; print(version("torch"))') $(cat "$TLE_ROOT"/{setup.py,pyproject.toml} | cksum)"
+  want="$TLE_ROOT $("$PY" -c 'from importlib.metadata import version; print(version("torch"))')"
+  want+=" $(cat "$TLE_ROOT"/{setup.py,pyproject.toml} | cksum)"
   if ! stamp_matches "$TLE_VENV/.stamp-extension" "$want" || [ ! -e "$build/build.ninja" ]; then
     say "building the extension"
     rm -rf "$build"
     PATH=$TLE_VENV/bin:$PATH quietly "$TLE_CACHE/logs/build.log" \
       "$PY" -m pip install --no-build-isolation --no-deps -v -e "$TLE_ROOT"
     # pip had the module copied to a folder of its own; from now on it goes straight into the package.
-    PATH=$TLE_VENV/bin:$PATH quietly "$TLE_CACHE/logs/configure.log" cmake "-DTLE_PACKAGE_DIR=$TLE_ROOT/tle_torch" "$build"
+    PATH=$TLE_VENV/bin:$PATH quietly "$TLE_CACHE/logs/configure.log" \
+      cmake "-DTLE_PACKAGE_DIR=$TLE_ROOT/tle_torch" "$build"
     write_stamp "$TLE_VENV/.stamp-extension" "$want"
   fi
   PATH=$TLE_VENV/bin:$PATH quietly "$TLE_CACHE/logs/build.log" cmake --build "$build" --target _C --parallel "$(nproc)"

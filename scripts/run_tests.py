@@ -140,10 +140,12 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     native = Build("native", [], with_extension=True)
     table = [gtest("cpp", native, [], 600)]
     if HOST == "x86_64":
-        table += [gtest(f"cpp-{cpu}", native, ["qemu-x86_64", "-cpu", cpu], 900) for cpu in X86_64_CPUS if not options.fast]
+        emulated = () if options.fast else X86_64_CPUS
+        table += [gtest(f"cpp-{cpu}", native, ["qemu-x86_64", "-cpu", cpu], 900) for cpu in emulated]
         if not options.fast or not host_has_avx512():
             include = subprocess.run(
-                [sys.executable, str(ROOT / "scripts" / "fetch.py"), "simde"], check=True, text=True, capture_output=True
+                [sys.executable, str(ROOT / "scripts" / "fetch.py"), "simde"],
+                check=True, text=True, capture_output=True,
             ).stdout.strip()
             table.append(gtest("cpp-simde", Build("simde", [f"-DTLE_SIMDE={include}"], counted=False), [], 900))
         aarch64 = Build("aarch64", [f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'scripts' / 'arm' / 'toolchain.cmake'}"])
@@ -174,7 +176,8 @@ def aarch64_pytest_stages() -> list[Stage]:
 
 
 def pytest_stages(options: argparse.Namespace) -> list[Stage]:
-    # Two workers for the inner loop only: the whole suite looks at memory and threads too, and wants the machine to itself.
+    # Two workers for the inner loop only: the whole suite looks at memory and threads too, and wants the machine to
+    # itself.
     selection = ["-m", "not slow", "-n", "2", "--dist", "worksteal"] if options.fast else []
     levels = [""]
     if options.all:
@@ -184,7 +187,8 @@ def pytest_stages(options: argparse.Namespace) -> list[Stage]:
     table = []
     for level in levels:
         stage = Stage(f"pytest-{level}" if level else "pytest", [], timeout=3600, alone=True)
-        stage.command = [sys.executable, "-m", "pytest", "-q", "-ra", f"--junitxml={stage.junit}", *selection, "tests/python"]
+        stage.command = [sys.executable, "-m", "pytest", "-q", "-ra", f"--junitxml={stage.junit}", *selection,
+                         "tests/python"]
         stage.command += options.pytest
         if level:
             stage.environment["TLE_ISA"] = level
@@ -216,8 +220,8 @@ def run(stage: Stage, broken_builds: set[str]) -> Result:
     with open(stage.log, "w") as output:
         try:
             code = subprocess.run(
-                stage.command, cwd=ROOT, env=environment, timeout=stage.timeout, stdout=output, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
+                stage.command, cwd=ROOT, env=environment, timeout=stage.timeout, stdout=output,
+                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             ).returncode
         except subprocess.TimeoutExpired:
             code, note = 1, f"no end after {stage.timeout} s"

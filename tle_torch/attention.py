@@ -4,8 +4,8 @@ transformers hands an attention function the queries, the keys and values of its
 whatever the mask function of the same name made. A mask of [B, 1, Q, S] booleans is what that contract asks for, but
 nearly every one says only "causal, the last `window` keys, the first `starts[b]` keys of row b are padding". So the
 mask function recognises those and returns a `LazyTensor` that carries the three numbers: our attention function reads
-them, anybody else sees the booleans. Then a mask of Q x S is never made, and attention cuts the keys into the same blocks as
-the whole-step path does, which is what makes both the same bits.
+them, anybody else sees the booleans. Then a mask of Q x S is never made, and attention cuts the keys into the same
+blocks as the whole-step path does, which is what makes both the same bits.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--quantize-head", action="store_true", help="also pack the language-model head")
         command.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="of activations (default bfloat16)")
         command.add_argument("--max-new-tokens", type=int, default=512)
-        command.add_argument("--sample", action="store_true", help="sample, with the model's own settings (default: greedy)")
+        command.add_argument("--sample", action="store_true",
+                             help="sample, with the model's own settings (default: greedy)")
         command.add_argument("--report", action="store_true", help="print what was patched")
         command.set_defaults(run=run)
     return parser

@@ -1,7 +1,8 @@
 """The operators `torch.ops.tle.*`: loads the C++ library and gives every operator its fake (meta) kernel.
 
-The schemas, with shapes and meaning, stand in csrc/torch/schemas.cc. A fake kernel computes the output's shape, dtype and
-strides only; it is what `torch.compile`, `torch.export` and the meta device use. Errors about values stay with the CPU kernels.
+The schemas, with shapes and meaning, stand in csrc/torch/schemas.cc. A fake kernel computes the output's shape, dtype
+and strides only; it is what `torch.compile`, `torch.export` and the meta device use. Errors about values stay with the
+CPU kernels.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ def _load():
         built, here = _build_info.TORCH_VERSION, torch.__version__
         if built.split(".")[:2] != here.split(".")[:2]:
             raise ImportError(
-                f"tle_torch was built for torch {built}, and torch {here} is installed: torch's C++ interface changes between "
-                "minor versions. Install a matching tle_torch, or build it against this torch: "
+                f"tle_torch was built for torch {built}, and torch {here} is installed: torch's C++ interface changes "
+                "between minor versions. Install a matching tle_torch, or build it against this torch: "
                 "pip install --no-build-isolation ."
             )
     from tle_torch import _C

@@ -37,7 +37,8 @@ def progress_of(
     if wanted is False or (wanted is None and size < _WORTH_SHOWING):
         yield lambda name: None
         return
-    columns = (TextColumn("patching"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[name]}"))
+    columns = (TextColumn("patching"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+               TextColumn("{task.fields[name]}"))
     with Progress(*columns, console=Console(stderr=True), transient=False) as bar:
         task = bar.add_task("", total=total, name="")
 

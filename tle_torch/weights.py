@@ -95,9 +95,9 @@ def release_file_pages(tensor: torch.Tensor) -> None:
     """Gives back the memory of a weight that nobody needs any more and that is a private mapping of a file.
 
     safetensors maps a checkpoint as a whole, so dropping one tensor frees nothing until the last one is dropped: while
-    a model is packed, file pages and packed weights would add up. Pages that nobody wrote to are the file's and would be
-    read again; others would be lost, so nothing is done if another tensor shares the memory. Anything that is not such a
-    mapping, or not Linux, is left to the allocator.
+    a model is packed, file pages and packed weights would add up. Pages that nobody wrote to are the file's and would
+    be read again; others would be lost, so nothing is done if another tensor shares the memory. Anything that is not
+    such a mapping, or not Linux, is left to the allocator.
     """
     # Two owners of the storage: this tensor, and the Python object that asks.
     if torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) != 2:

@@ -11,7 +11,8 @@ namespace tle {
 
 namespace {
 
-constexpr SchemeSpec kInt8 = {Scheme::kW8A8, 32, 32}, kInt4 = {Scheme::kW4A8, 32, 32}, kInt4Min = {Scheme::kW4A8Asym, 32, 32};
+constexpr SchemeSpec kInt8 = {Scheme::kW8A8, 32, 32}, kInt4 = {Scheme::kW4A8, 32, 32},
+                     kInt4Min = {Scheme::kW4A8Asym, 32, 32};
 constexpr GgufType kTypes[] = {
     {"Q4_0", 32, 18, kInt4, ScaleType::kF16},
     {"Q4_1", 32, 20, kInt4Min, ScaleType::kF16},
@@ -53,8 +54,9 @@ struct Channel {
   }
 };
 
-// The 6-bit scale and minimum of group j of 8 in Q4_K's twelve bytes: the first four groups in the low six bits of bytes j and j + 4; of the
-// others the low nibbles stand in bytes 8 .. 11 and the two high bits on top of the first four's bytes.
+// The 6-bit scale and minimum of group j of 8 in Q4_K's twelve bytes: the first four groups in the low six bits of
+// bytes j and j + 4; of the others the low nibbles stand in bytes 8 .. 11 and the two high bits on top of the first
+// four's bytes.
 void six_bits(const uint8_t* p, int j, int* scale, int* min) {
   if (j < 4) {
     *scale = p[j] & 63;
@@ -101,8 +103,8 @@ const GgufType& gguf_type(const std::string& name) {
 
 PackedHeader gguf_header(const GgufType& type, int64_t n, int64_t k) {
   if (k % type.block_k != 0)
-    throw std::invalid_argument(std::string("GGUF type ") + type.name + " has blocks of " + std::to_string(type.block_k) +
-                                ", which do not divide K = " + std::to_string(k));
+    throw std::invalid_argument(std::string("GGUF type ") + type.name + " has blocks of " +
+                                std::to_string(type.block_k) + ", which do not divide K = " + std::to_string(k));
   PackedHeader header = make_header(type.scheme, n, k);
   header.scale_type = type.scale_type;
   if (header.min_type != ScaleType::kNone) header.min_type = type.scale_type;

@@ -34,10 +34,12 @@ bool same(const SchemeSpec& a, const SchemeSpec& b) {
 }
 
 int64_t size_of(ScaleType t) { return t == ScaleType::kNone ? 0 : t == ScaleType::kF32 ? 4 : 2; }
-DType dtype_of(ScaleType t) { return t == ScaleType::kF32 ? DType::kF32 : t == ScaleType::kF16 ? DType::kF16 : DType::kBF16; }
+DType dtype_of(ScaleType t) {
+  return t == ScaleType::kF32 ? DType::kF32 : t == ScaleType::kF16 ? DType::kF16 : DType::kBF16;
+}
 
-// Half to even for |x| < 2^22: adding 1.5 * 2^23 leaves no fraction bits. Unlike nearbyintf it is no library call on the
-// baseline of x86-64, and the compiler makes vectors of it.
+// Half to even for |x| < 2^22: adding 1.5 * 2^23 leaves no fraction bits. Unlike nearbyintf it is no library call on
+// the baseline of x86-64, and the compiler makes vectors of it.
 float round_half_even(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
 float rounded(ScaleType t, float x) { return scalar::round_to(dtype_of(t), x); }
@@ -60,12 +62,13 @@ SchemeSpec parse_scheme(const std::string& name, int64_t group_size) {
   for (const Named& n : kNamed) {
     if (full != n.name) continue;
     if (group_size != 0 && group_size != n.spec.group)
-      throw std::invalid_argument("scheme " + full + " has group size " + std::to_string(n.spec.group) + ", got group_size " +
-                                  std::to_string(group_size));
+      throw std::invalid_argument("scheme " + full + " has group size " + std::to_string(n.spec.group) +
+                                  ", got group_size " + std::to_string(group_size));
     return n.spec;
   }
   if (full != name)
-    throw std::invalid_argument("scheme " + name + ": group_size must be 32, 64 or 128, got " + std::to_string(group_size));
+    throw std::invalid_argument("scheme " + name + ": group_size must be 32, 64 or 128, got " +
+                                std::to_string(group_size));
   std::string known;
   for (const std::string& n : scheme_names()) known += (known.empty() ? "" : ", ") + n;
   throw std::invalid_argument("unknown scheme '" + name + "'; known are " + known);
@@ -122,7 +125,8 @@ PackedHeader read_header(const void* data, int64_t bytes) {
   memcpy(&h, data, sizeof h);
   if (memcmp(h.magic, kMagic, 4) != 0) refuse("the bytes do not start with the magic TLEW");
   if (h.version != kPackedVersion)
-    refuse("format version " + std::to_string(h.version) + "; this build reads version " + std::to_string(kPackedVersion));
+    refuse("format version " + std::to_string(h.version) + "; this build reads version " +
+           std::to_string(kPackedVersion));
   const auto known = [&](const Named& n) { return same(n.spec, {h.scheme, h.group, h.act_group}); };
   if (std::none_of(std::begin(kNamed), std::end(kNamed), known))
     refuse("unknown scheme " + std::to_string(int(h.scheme)) + " with groups of " + std::to_string(h.group) + " and " +
@@ -138,8 +142,8 @@ PackedHeader read_header(const void* data, int64_t bytes) {
   for (uint8_t r : h.reserved) reserved = reserved || r != 0;
   if (reserved) refuse("a reserved field is in use; a newer version wrote it");
   if (layout_of(h).total_bytes != bytes)
-    refuse("[" + std::to_string(h.n) + ", " + std::to_string(h.k) + "] needs " + std::to_string(layout_of(h).total_bytes) +
-           " bytes, got " + std::to_string(bytes));
+    refuse("[" + std::to_string(h.n) + ", " + std::to_string(h.k) + "] needs " +
+           std::to_string(layout_of(h).total_bytes) + " bytes, got " + std::to_string(bytes));
   return h;
 }
 
@@ -182,8 +186,9 @@ void unpack_channel(const PackedHeader& h, const uint8_t* packed, int64_t channe
     }
     const uint8_t byte = panel[l.line(k / 8) + c * 4 + k % 4];
     const int q = k % 8 < 4 ? byte & 15 : byte >> 4;
-    out[k] = h.scheme == Scheme::kW4A8 ? scale * float(q - 8)
-                                       : fmaf(scale, float(q), scalar::load(dtype_of(h.min_type), panel + l.mins(group), c));
+    out[k] = h.scheme == Scheme::kW4A8
+                 ? scale * float(q - 8)
+                 : fmaf(scale, float(q), scalar::load(dtype_of(h.min_type), panel + l.mins(group), c));
   }
 }
 

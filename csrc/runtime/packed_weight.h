@@ -2,17 +2,19 @@
 //
 //   header   64 bytes, below
 //   body     ceil(N / 16) panels of panel_stride bytes, one after another. A panel is
-//              codes    lines of 64 bytes: 16 output channels x 4 consecutive k (8-bit codes, signed), or x 8 k (4-bit codes, unsigned: the low
-//                       nibble of byte i is k + i, the high nibble k + 4 + i); K padded to whole lines
+//              codes    lines of 64 bytes: 16 output channels x 4 consecutive k (8-bit codes, signed), or x 8 k (4-bit
+//                       codes, unsigned: the low nibble of byte i is k + i, the high nibble k + 4 + i); K padded to
+//                       whole lines
 //              scales   [16] fp32
 //            or, by groups, for every two of them (the last may stand alone, and be short)
 //              scales   [2][16] of scale_type
 //              minima   [2][16] of min_type, when the scheme has them
 //              codes    the lines of both groups
 //
-// Scales stand right before their codes because a kernel that computes with both then reads memory from the panel's beginning to its end. In a
-// section of their own they are a second stream, and leaving out as little as 512 bytes of the first one costs half of the bandwidth (Zen 4).
-// Two groups, so that all lines begin on 64-byte boundaries of the body.
+// Scales stand right before their codes because a kernel that computes with both then reads memory from the panel's
+// beginning to its end. In a section of their own they are a second stream, and leaving out as little as 512 bytes of
+// the first one costs half of the bandwidth (Zen 4). Two groups, so that all lines begin on 64-byte boundaries of the
+// body.
 //
 // Channels past N have scales 0; 8-bit codes past K or N are 0, 4-bit ones the code whose value is 0 times a scale.
 // Readers refuse what they do not know.
@@ -26,7 +28,7 @@
 
 namespace tle {
 
-// What a weight w is made of, and how the activations it meets are quantised (a group of 0: one scale a row or channel):
+// What a weight w is made of, and how the activations it meets are quantised (group 0: one scale a row or channel):
 enum class Scheme : uint16_t {
   kW8A8 = 1,      // w = scale q, -128 <= q <= 127
   kW4A8 = 2,      // w = scale (q - 8), 0 <= q <= 15, by groups
@@ -65,11 +67,16 @@ struct PackedLayout {
   int64_t panels;
   int64_t total_bytes;  // header and body
 
-  int64_t line(int64_t i) const { return (i >> pair_shift) * pair_stride + code_offset + (i & ((int64_t(1) << pair_shift) - 1)) * 64; }
-  int64_t scales(int64_t group) const { return scale_offset + group / 2 * pair_stride + group % 2 * kPanelChannels * scale_size; }
+  int64_t line(int64_t i) const {
+    return (i >> pair_shift) * pair_stride + code_offset + (i & ((int64_t(1) << pair_shift) - 1)) * 64;
+  }
+  int64_t scales(int64_t group) const {
+    return scale_offset + group / 2 * pair_stride + group % 2 * kPanelChannels * scale_size;
+  }
   int64_t mins(int64_t group) const { return group / 2 * pair_stride + (2 + group % 2) * kPanelChannels * scale_size; }
 
-  // Two groups have 2^pair_shift lines in pair_stride bytes, the first one at code_offset. Without groups the pair is the whole panel.
+  // Two groups have 2^pair_shift lines in pair_stride bytes, the first one at code_offset. Without groups the pair is
+  // the whole panel.
   int64_t pair_shift, pair_stride, code_offset;
   int64_t scale_size;  // bytes of a scale, and of a minimum
 };
@@ -82,8 +89,8 @@ struct SchemeSpec {
 
 // "w8a8", "w8a8-a32", "w8a8-g32", "w4a8-g32", "w4a8-g64", "w4a8-g128", the last three also with "-asym".
 const std::vector<std::string>& scheme_names();
-// Throws std::invalid_argument with the known names. "w4a8" and "w4a8-asym" take the group from group_size (0: 32); otherwise group_size must be 0
-// or what the name says.
+// Throws std::invalid_argument with the known names. "w4a8" and "w4a8-asym" take the group from group_size (0: 32);
+// otherwise group_size must be 0 or what the name says.
 SchemeSpec parse_scheme(const std::string& name, int64_t group_size = 0);
 std::string scheme_name(const PackedHeader& header);
 
@@ -94,17 +101,18 @@ PackedLayout layout_of(const PackedHeader& header);
 // Checks magic, version, scheme and size; throws std::invalid_argument naming what is wrong.
 PackedHeader read_header(const void* data, int64_t bytes);
 
-// Packs channels [16 * panel, 16 * panel + 16). codes: [those channels, code_stride]; scales, mins: [those channels, groups] (mins null without
-// minima), representable in the header's types.
+// Packs channels [16 * panel, 16 * panel + 16). codes: [those channels, code_stride]; scales, mins: [those channels,
+// groups] (mins null without minima), representable in the header's types.
 void pack_panel(const PackedHeader& header, uint8_t* packed, int64_t panel, const int8_t* codes, int64_t code_stride,
                 const float* scales, const float* mins);
 
 // The inverse, for one channel: its value at every k, `scale q`, `scale (q - 8)` or `fma(scale, q, min)` in fp32.
 void unpack_channel(const PackedHeader& header, const uint8_t* packed, int64_t channel, float* out);
 
-// Quantises one channel of k weights by groups; codes are computed against the scale (and minimum) as stored in scale_type.
-//   8 bits:       scale = max |w| / 127, q = round_half_even(w (127 / max |w|)) for a whole channel, w (1 / scale) by groups
-//   4 bits:       scale = (the w of largest magnitude) / -8, q = round_half_even(w (1 / scale)) + 8     (as llama.cpp's Q4_0)
+// Quantises one channel of k weights by groups; codes are computed against the scale (and minimum) as stored in
+// scale_type.
+//   8 bits:       scale = max |w| / 127, q = round_half_even(w (127 / max |w|)) for a channel, w (1 / scale) by groups
+//   4 bits:       scale = (the w of largest magnitude) / -8, q = round_half_even(w (1 / scale)) + 8 (llama.cpp's Q4_0)
 //   asymmetric:   min = min w, scale = (max w - min w) / 15, q = round_half_even((w - min) (1 / scale))
 // A group that holds a NaN or an infinity gets scale NaN.
 void quantize_channel(const PackedHeader& header, const float* w, int8_t* codes, float* scales, float* mins);

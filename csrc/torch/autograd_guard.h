@@ -7,7 +7,8 @@
 
 namespace tle {
 
-// Registers, for the operator that the schema names, an Autograd kernel that raises when gradients are on and an input requires one.
+// Registers, for the operator that the schema names, an Autograd kernel that raises when gradients are on and an input
+// requires one.
 void guard_autograd(torch::Library& library, const std::string& schema);
 
 }  // namespace tle

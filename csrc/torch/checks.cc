@@ -60,8 +60,8 @@ at::Tensor vector_of(const char* op, const char* name, const at::Tensor& t, int6
   check_dim(op, name, t, 1);
   check_size(op, name, t, 0, size, "the size of a row");
   const DType got = float_dtype(op, name, t);
-  TORCH_CHECK_TYPE(got == dtype || got == DType::kF32, op, ": ", name, " must be ", scalar_type(dtype), " or float32, got ",
-                   t.scalar_type());
+  TORCH_CHECK_TYPE(got == dtype || got == DType::kF32, op, ": ", name, " must be ", scalar_type(dtype),
+                   " or float32, got ", t.scalar_type());
   return t.contiguous();
 }
 

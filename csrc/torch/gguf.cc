@@ -44,15 +44,16 @@ at::Tensor pack_gguf_weight(const at::Tensor& blocks, c10::string_view type_name
     const int64_t* order;
   };
   Program program(1);
-  program.add(Stage{&type, header, packed.mutable_data_ptr<uint8_t>(), blocks.const_data_ptr<uint8_t>(), blocks.stride(0),
-                    rows.has_value() ? order.const_data_ptr<int64_t>() : nullptr},
-              layout.panels, layout.total_bytes, +[](const Stage& s, int64_t panel, int) {
-                const uint8_t* of_channel[16] = {};
-                const int64_t first = panel * kPanelChannels;
-                for (int64_t c = 0; c < std::min(kPanelChannels, s.header.n - first); ++c)
-                  of_channel[c] = s.blocks + (s.order ? s.order[first + c] : first + c) * s.stride;
-                pack_gguf_panel(*s.type, s.header, s.packed, panel, of_channel);
-              });
+  program.add(
+      Stage{&type, header, packed.mutable_data_ptr<uint8_t>(), blocks.const_data_ptr<uint8_t>(), blocks.stride(0),
+            rows.has_value() ? order.const_data_ptr<int64_t>() : nullptr},
+      layout.panels, layout.total_bytes, +[](const Stage& s, int64_t panel, int) {
+        const uint8_t* of_channel[16] = {};
+        const int64_t first = panel * kPanelChannels;
+        for (int64_t c = 0; c < std::min(kPanelChannels, s.header.n - first); ++c)
+          of_channel[c] = s.blocks + (s.order ? s.order[first + c] : first + c) * s.stride;
+        pack_gguf_panel(*s.type, s.header, s.packed, panel, of_channel);
+      });
   program.run();
   return packed;
 }
@@ -65,8 +66,8 @@ at::Tensor packed_embedding(const at::Tensor& ids, const at::Tensor& packed, int
   check_dim(op, "packed", packed, 1);
   const at::Tensor bytes = packed.contiguous(), index = ids.contiguous();
   const PackedHeader header = read_header(bytes.const_data_ptr(), bytes.numel());
-  TORCH_CHECK_VALUE(header.n == out_features && header.k == in_features, op, ": packed holds [", header.n, ", ", header.k,
-                    "], expected [", out_features, ", ", in_features, "]");
+  TORCH_CHECK_VALUE(header.n == out_features && header.k == in_features, op, ": packed holds [", header.n, ", ",
+                    header.k, "], expected [", out_features, ", ", in_features, "]");
   auto shape = ids.sizes().vec();
   shape.push_back(in_features);
   at::Tensor out = at::empty(shape, ids.options().dtype(dtype));
@@ -85,8 +86,8 @@ at::Tensor packed_embedding(const at::Tensor& ids, const at::Tensor& packed, int
     float* values;  // [members][k]
   };
   Program program(1);
-  const Stage stage = {header, bytes.const_data_ptr<uint8_t>(), index.const_data_ptr<int64_t>(), out.mutable_data_ptr(), type,
-                       program.scratch<float>(program.members() * in_features)};
+  const Stage stage = {header, bytes.const_data_ptr<uint8_t>(), index.const_data_ptr<int64_t>(), out.mutable_data_ptr(),
+                       type, program.scratch<float>(program.members() * in_features)};
   program.add(stage, index.numel(), out.numel() * 8, +[](const Stage& s, int64_t i, int member) {
     float* values = s.values + member * s.header.k;
     unpack_channel(s.header, s.packed, s.ids[i], values);

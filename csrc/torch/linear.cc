@@ -76,7 +76,8 @@ at::Tensor quantize_linear_weight(const at::Tensor& weight, c10::string_view sch
   const PackedLayout layout = layout_of(header);
   at::Tensor packed = at::empty({layout.total_bytes}, weight.options().dtype(at::kByte));
   const Rows rows = rows_of(weight);
-  // Grouped scales are fp16, as GGUF has them, or bf16 for the whole tensor where one of them is outside fp16's normal range.
+  // Grouped scales are fp16, as GGUF has them, or bf16 for the whole tensor where one of them is outside fp16's normal
+  // range.
   for (bool again = true; again;) {
     Program program(1);
     const int64_t members = program.members();
@@ -110,7 +111,8 @@ at::Tensor pack_linear_weight(const at::Tensor& codes, const at::Tensor& scales,
   PackedHeader header = make_header(parse_scheme(std::string(scheme)), codes.size(0), codes.size(1));
   const PackedLayout layout = layout_of(header);
   const bool asymmetric = header.min_type != ScaleType::kNone;
-  TORCH_CHECK_VALUE(asymmetric == minima.has_value(), op, ": scheme ", scheme, asymmetric ? " needs minima" : " has no minima");
+  TORCH_CHECK_VALUE(asymmetric == minima.has_value(), op, ": scheme ", scheme,
+                    asymmetric ? " needs minima" : " has no minima");
   auto scale_tensor = [&](const char* name, const at::Tensor& t) {
     const DType type = float_dtype(op, name, t);
     TORCH_CHECK_TYPE(header.group != 0 || type == DType::kF32, op, ": ", name, " must be Float, got ", t.scalar_type());
@@ -118,7 +120,8 @@ at::Tensor pack_linear_weight(const at::Tensor& codes, const at::Tensor& scales,
     check_size(op, name, t, 0, header.n, "one per row of codes");
     if (header.group != 0) check_size(op, name, t, 1, layout.groups, "one per group");
     if (header.group != 0)
-      header.scale_type = type == DType::kF32 ? ScaleType::kF32 : type == DType::kF16 ? ScaleType::kF16 : ScaleType::kBF16;
+      header.scale_type =
+          type == DType::kF32 ? ScaleType::kF32 : type == DType::kF16 ? ScaleType::kF16 : ScaleType::kBF16;
     return t.to(at::kFloat).contiguous();
   };
   const at::Tensor s = scale_tensor("scales", scales);
@@ -136,8 +139,9 @@ at::Tensor pack_linear_weight(const at::Tensor& codes, const at::Tensor& scales,
     TORCH_CHECK_VALUE(std::all_of(data, end, [](int8_t q) { return q >= 0 && q <= 15; }), op,
                       ": codes of ", scheme, " must be in 0 .. 15");
   } else {
-    TORCH_CHECK_VALUE(header.act_group != 0 || header.k <= kMaxKFullRange || std::find(data, end, int8_t(-128)) == end, op,
-                      ": codes of -128 with K = ", header.k, " could overflow an int32 sum; the limit is ", kMaxKFullRange);
+    TORCH_CHECK_VALUE(header.act_group != 0 || header.k <= kMaxKFullRange || std::find(data, end, int8_t(-128)) == end,
+                      op, ": codes of -128 with K = ", header.k, " could overflow an int32 sum; the limit is ",
+                      kMaxKFullRange);
   }
   const PackedLayout final_layout = layout_of(header);  // fp32 scales take more room than make_header's
   at::Tensor packed = at::empty({final_layout.total_bytes}, codes.options().dtype(at::kByte));
@@ -158,8 +162,8 @@ at::Tensor dequantize_linear_weight(const at::Tensor& packed, int64_t out_featur
   check_dim(op, "packed", packed, 1);
   const at::Tensor bytes = packed.contiguous();
   const PackedHeader header = read_header(bytes.const_data_ptr(), bytes.numel());
-  TORCH_CHECK_VALUE(header.n == out_features && header.k == in_features, op, ": packed holds [", header.n, ", ", header.k,
-                    "], expected [", out_features, ", ", in_features, "]");
+  TORCH_CHECK_VALUE(header.n == out_features && header.k == in_features, op, ": packed holds [", header.n, ", ",
+                    header.k, "], expected [", out_features, ", ", in_features, "]");
   at::Tensor weight = at::empty({out_features, in_features}, packed.options().dtype(at::kFloat));
   float* out = weight.mutable_data_ptr<float>();
   for (int64_t n = 0; n < out_features; ++n)
@@ -169,7 +173,8 @@ at::Tensor dequantize_linear_weight(const at::Tensor& packed, int64_t out_featur
 
 // ---- computing ----
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, int64_t out_features, const std::optional<at::Tensor>& bias) {
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, int64_t out_features,
+                  const std::optional<at::Tensor>& bias) {
   const char* op = "linear";
   const DType dtype = float_dtype(op, "x", x);
   TORCH_CHECK_VALUE(x.dim() >= 1, op, ": x must have at least one dimension, got a scalar");
@@ -194,16 +199,18 @@ std::tuple<at::Tensor, at::Tensor> quantize_rows(const at::Tensor& x, int64_t gr
   const char* op = "quantize_rows";
   const DType dtype = float_dtype(op, "x", x);
   TORCH_CHECK_VALUE(x.dim() >= 1, op, ": x must have at least one dimension, got a scalar");
-  TORCH_CHECK_VALUE(group_size >= 0 && group_size % 16 == 0, op, ": group_size must be 0 (the whole row) or a multiple of 16, got ",
-                    group_size);
+  TORCH_CHECK_VALUE(group_size >= 0 && group_size % 16 == 0, op,
+                    ": group_size must be 0 (the whole row) or a multiple of 16, got ", group_size);
   auto shape = x.sizes().slice(0, size_t(x.dim() - 1)).vec();
   if (group_size != 0) shape.push_back((x.size(-1) + group_size - 1) / group_size);
   at::Tensor codes = at::empty(x.sizes(), x.options().dtype(at::kChar));
-  at::Tensor scales = at::empty(shape, x.options().dtype(at::kFloat)), sums = at::empty(shape, x.options().dtype(at::kInt));
+  at::Tensor scales = at::empty(shape, x.options().dtype(at::kFloat)),
+             sums = at::empty(shape, x.options().dtype(at::kInt));
   Rows rows = rows_of(x);
   rows.rows = c10::multiply_integers(x.sizes().slice(0, size_t(x.dim() - 1)));
   quantize_rows_table.get()({rows.data, codes.mutable_data_ptr<int8_t>(), scales.mutable_data_ptr<float>(),
-                             sums.mutable_data_ptr<int32_t>(), rows.rows, rows.size, group_size, rows.stride, rows.size, dtype});
+                             sums.mutable_data_ptr<int32_t>(), rows.rows, rows.size, group_size, rows.stride, rows.size,
+                             dtype});
   return {codes, scales};
 }
 
@@ -226,17 +233,19 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
                     swiglu_table.get(), 4096};
   const int64_t blocks = (g.size + stage.columns - 1) / stage.columns;
   Program program(1);
-  program.add(stage, blocks * g.rows, out.numel() * dtype_size(dtype) * 3, +[](const SwigluStage& s, int64_t unit, int) {
-    const int64_t blocks = (s.args.n + s.columns - 1) / s.columns, row = unit / blocks, column = unit % blocks * s.columns;
-    const int64_t size = dtype_size(s.args.dtype);
-    SwigluArgs a = s.args;
-    a.rows = 1;
-    a.n = std::min(s.columns, a.n - column);
-    a.gate = static_cast<const char*>(a.gate) + (row * a.gate_stride + column) * size;
-    a.up = static_cast<const char*>(a.up) + (row * a.up_stride + column) * size;
-    a.out = static_cast<char*>(a.out) + (row * a.out_stride + column) * size;
-    s.fn(a);
-  });
+  program.add(
+      stage, blocks * g.rows, out.numel() * dtype_size(dtype) * 3, +[](const SwigluStage& s, int64_t unit, int) {
+        const int64_t blocks = (s.args.n + s.columns - 1) / s.columns, row = unit / blocks,
+                      column = unit % blocks * s.columns;
+        const int64_t size = dtype_size(s.args.dtype);
+        SwigluArgs a = s.args;
+        a.rows = 1;
+        a.n = std::min(s.columns, a.n - column);
+        a.gate = static_cast<const char*>(a.gate) + (row * a.gate_stride + column) * size;
+        a.up = static_cast<const char*>(a.up) + (row * a.up_stride + column) * size;
+        a.out = static_cast<char*>(a.out) + (row * a.out_stride + column) * size;
+        s.fn(a);
+      });
   program.run();
   return out;
 }

@@ -40,7 +40,8 @@ py::dict variants() {
 }
 
 py::dict packed_info(const std::string& bytes, int64_t total_bytes) {
-  const PackedHeader h = read_header(bytes.data(), bytes.size() < sizeof(PackedHeader) ? int64_t(bytes.size()) : total_bytes);
+  const PackedHeader h =
+      read_header(bytes.data(), bytes.size() < sizeof(PackedHeader) ? int64_t(bytes.size()) : total_bytes);
   py::dict info;
   info["scheme"] = scheme_name(h);
   info["version"] = h.version;

@@ -49,8 +49,8 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, c
   return out;
 }
 
-std::tuple<at::Tensor, at::Tensor> add_rms_norm_op(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
-                                                   double eps, c10::string_view kind) {
+std::tuple<at::Tensor, at::Tensor> add_rms_norm_op(const at::Tensor& x, const at::Tensor& residual,
+                                                   const at::Tensor& weight, double eps, c10::string_view kind) {
   Checked c = check("add_rms_norm", x, weight, eps, kind);
   check_dtype("add_rms_norm", "residual", residual, x.scalar_type());
   TORCH_CHECK_VALUE(residual.sizes() == x.sizes(), "add_rms_norm: residual must have x's shape ", x.sizes(), ", got ",

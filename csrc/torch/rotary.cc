@@ -49,8 +49,8 @@ at::Tensor rotated(const at::Tensor& x, const at::Tensor& cos, const at::Tensor&
     int64_t tokens, batch_stride, token_stride, out_batch_stride, out_token_stride, table_batch_stride;
   };
   Stage stage;
-  stage.args = {in.const_data_ptr(), cos.const_data_ptr(), sin.const_data_ptr(), out.mutable_data_ptr(), x.size(1), x.size(3),
-                cos.size(2), in.stride(1), out.stride(1), dtype};
+  stage.args = {in.const_data_ptr(), cos.const_data_ptr(), sin.const_data_ptr(), out.mutable_data_ptr(), x.size(1),
+                x.size(3), cos.size(2), in.stride(1), out.stride(1), dtype};
   stage.fn = rotary_table.get();
   stage.tokens = x.size(2);
   stage.batch_stride = in.stride(0);
@@ -59,15 +59,16 @@ at::Tensor rotated(const at::Tensor& x, const at::Tensor& cos, const at::Tensor&
   stage.out_token_stride = out.stride(2);
   stage.table_batch_stride = cos.size(0) == 1 ? 0 : cos.stride(0);
   Program program(1);
-  program.add(stage, x.size(0) * x.size(2), out.numel() * dtype_size(dtype) * 2, +[](const Stage& s, int64_t unit, int) {
-    const int64_t b = unit / s.tokens, t = unit % s.tokens, size = dtype_size(s.args.dtype);
-    RotaryArgs a = s.args;
-    a.x = static_cast<const char*>(a.x) + (b * s.batch_stride + t * s.token_stride) * size;
-    a.out = static_cast<char*>(a.out) + (b * s.out_batch_stride + t * s.out_token_stride) * size;
-    a.cos = static_cast<const char*>(a.cos) + (b * s.table_batch_stride + t * a.r) * size;
-    a.sin = static_cast<const char*>(a.sin) + (b * s.table_batch_stride + t * a.r) * size;
-    s.fn(a);
-  });
+  program.add(
+      stage, x.size(0) * x.size(2), out.numel() * dtype_size(dtype) * 2, +[](const Stage& s, int64_t unit, int) {
+        const int64_t b = unit / s.tokens, t = unit % s.tokens, size = dtype_size(s.args.dtype);
+        RotaryArgs a = s.args;
+        a.x = static_cast<const char*>(a.x) + (b * s.batch_stride + t * s.token_stride) * size;
+        a.out = static_cast<char*>(a.out) + (b * s.out_batch_stride + t * s.out_token_stride) * size;
+        a.cos = static_cast<const char*>(a.cos) + (b * s.table_batch_stride + t * a.r) * size;
+        a.sin = static_cast<const char*>(a.sin) + (b * s.table_batch_stride + t * a.r) * size;
+        s.fn(a);
+      });
   program.run();
   return out;
 }
@@ -82,7 +83,8 @@ std::tuple<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const a
   TORCH_CHECK_VALUE(q.size(0) == k.size(0) && q.size(2) == k.size(2) && q.size(3) == k.size(3), op,
                     ": q and k must agree in batch, tokens and head size, got ", q.sizes(), " and ", k.sizes());
   const at::Tensor c = table_of(op, "cos", cos, q), s = table_of(op, "sin", sin, q);
-  TORCH_CHECK_VALUE(c.sizes() == s.sizes(), op, ": cos and sin must have one shape, got ", c.sizes(), " and ", s.sizes());
+  TORCH_CHECK_VALUE(c.sizes() == s.sizes(), op, ": cos and sin must have one shape, got ", c.sizes(), " and ",
+                    s.sizes());
   return {rotated(q, c, s, dtype), rotated(k, c, s, dtype)};
 }
 

@@ -1,8 +1,8 @@
 // Every operator of the dispatcher namespace `tle`, in one place.
 // Shapes: B batch, Q query tokens, S key slots, H hidden, D head size, N out features, K in features.
 // A "linear weight" is either packed (a uint8 tensor made by quantize_linear_weight, see runtime/packed_weight.h) or a
-// dense row-major [N, K] tensor of bf16/fp16/fp32. Output sizes that only a packed header knows are also passed as ints,
-// because a fake (meta) kernel cannot read a header; the CPU kernel checks that both agree.
+// dense row-major [N, K] tensor of bf16/fp16/fp32. Output sizes that only a packed header knows are also passed as
+// ints, because a fake (meta) kernel cannot read a header; the CPU kernel checks that both agree.
 #include <torch/library.h>
 
 #include "csrc/torch/autograd_guard.h"
@@ -37,19 +37,20 @@
   X("quantize_linear_weight(Tensor weight, str scheme, int group_size=0) -> Tensor")                                  \
   /* codes int8 [N, K] (0 .. 15 for 4 bits), scales [N] or [N, groups], minima as scales */                           \
   X("pack_linear_weight(Tensor codes, Tensor scales, str scheme, Tensor? minima=None) -> Tensor")                     \
-  /* blocks uint8 [N, bytes of a row] of a GGUF file (type Q4_0, Q4_1, Q8_0 or Q4_K), taken over without re-quantising; \
-     rows int64 [N]: output channel i is row rows[i] of the file */                                                   \
+  /* blocks uint8 [N, bytes of a row] of a GGUF file (type Q4_0, Q4_1, Q8_0 or Q4_K), taken over without              \
+     re-quantising; rows int64 [N]: output channel i is row rows[i] of the file */                                    \
   X("pack_gguf_weight(Tensor blocks, str type, int in_features, Tensor? rows=None) -> Tensor")                        \
   /* rows of a packed weight, de-quantised: ids int64 [...] -> [..., in_features] */                                  \
   X("packed_embedding(Tensor ids, Tensor packed, int out_features, int in_features, ScalarType dtype) -> Tensor")     \
   X("dequantize_linear_weight(Tensor packed, int out_features, int in_features, ScalarType dtype=float32) -> Tensor") \
   X("linear(Tensor x, Tensor weight, int out_features, Tensor? bias=None) -> Tensor")                                 \
   X("quantize_rows(Tensor x, int group_size=0) -> (Tensor codes, Tensor scales)")                                     \
-  X("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, str kind='fp32') -> (Tensor normed, Tensor sum)") \
+  X("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps, str kind='fp32') -> "                          \
+    "(Tensor normed, Tensor sum)")                                                                                    \
   X("rotary_tables(Tensor position_ids, Tensor inv_freq, float attention_scaling, ScalarType dtype) -> "              \
     "(Tensor cos, Tensor sin)")                                                                                       \
   X("rotary_embedding(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor q_out, Tensor k_out)")                   \
-  /* int64 [...]: the first index of the largest element of the last dimension, as torch.argmax (a NaN is the largest) */ \
+  /* int64 [...]: the first index of the last dimension's largest element, as torch.argmax (a NaN is the largest) */   \
   X("argmax(Tensor x) -> Tensor")                                                                                     \
   /* q [B, Hq, Q, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> [B, Hq, Q, Dv] (stored as [B, Q, Hq, Dv]). mask:          \
      bool (True: may be attended) or floating (added to the scores), broadcastable to [B, Hq, Q, S]. causal: query i   \

@@ -16,7 +16,8 @@ at::Tensor sdot_pack_weights(const at::Tensor& weight) {
   check_dtype(op, "weight", weight, at::kChar);
   check_dim(op, "weight", weight, 2);
   const int64_t k = weight.size(0), n = weight.size(1);
-  TORCH_CHECK_VALUE(k % 4 == 0 && n % 4 == 0, op, ": weight must have sizes [K, N] that are multiples of 4, got ", weight.sizes());
+  TORCH_CHECK_VALUE(k % 4 == 0 && n % 4 == 0, op, ": weight must have sizes [K, N] that are multiples of 4, got ",
+                    weight.sizes());
   return weight.reshape({k / 4, 4, n / 4, 4}).permute({0, 2, 3, 1}).contiguous();
 }
 
@@ -30,8 +31,8 @@ PackedWeight packed_weight(const char* op, const at::Tensor& packed, int64_t k) 
   check_dtype(op, "packed", packed, at::kChar);
   check_dim(op, "packed", packed, 4);
   for (int64_t d : {2, 3}) check_size(op, "packed", packed, d, 4, "the layout [K/4, N/4, 4, 4]");
-  TORCH_CHECK_VALUE(4 * packed.size(0) == k, op, ": packed is for K = ", 4 * packed.size(0), " (its shape is ", packed.sizes(),
-                    "), the input has ", k);
+  TORCH_CHECK_VALUE(4 * packed.size(0) == k, op, ": packed is for K = ", 4 * packed.size(0), " (its shape is ",
+                    packed.sizes(), "), the input has ", k);
   return {packed.contiguous(), k, 4 * packed.size(1)};
 }
 
@@ -40,15 +41,17 @@ bool has_minus_128(const at::Tensor& codes) {
   return std::find(data, data + codes.numel(), int8_t(-128)) != data + codes.numel();
 }
 
-// Refuses sums that could pass the int32 range. Only lengths near the limit have their codes looked at: -128 makes it smaller.
+// Refuses sums that could pass the int32 range. Only lengths near the limit have their codes looked at: -128 makes it
+// smaller.
 void check_sum(const char* op, int64_t k, const at::Tensor* a, const at::Tensor& packed) {
   constexpr int64_t kLargest = INT32_MAX;
   if (k <= kLargest / (128 * 128)) return;
   const bool within = k <= kMaxK;
   const int64_t largest_a = within && a && has_minus_128(*a) ? 128 : 127;
   const int64_t largest_b = within && has_minus_128(packed) ? 128 : 127;
-  TORCH_CHECK_VALUE(within && k <= kLargest / (largest_a * largest_b), op, ": K = ", k, " with codes up to ", largest_a, " and ",
-                    largest_b, " could overflow an int32 sum; the limit is ", kLargest / (largest_a * largest_b));
+  TORCH_CHECK_VALUE(within && k <= kLargest / (largest_a * largest_b), op, ": K = ", k, " with codes up to ", largest_a,
+                    " and ", largest_b, " could overflow an int32 sum; the limit is ",
+                    kLargest / (largest_a * largest_b));
 }
 
 SdotGemvArgs arguments(const PackedWeight& w, int64_t rows, at::Tensor& out) {

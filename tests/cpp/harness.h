@@ -1,4 +1,5 @@
-// What the kernel tests share: buffers that end at an unreadable page, random operands, and the walk over a table's rows.
+// What the kernel tests share: buffers that end at an unreadable page, random operands, and the walk over a table's
+// rows.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -38,7 +39,9 @@ class Guarded {
     return reinterpret_cast<T*>(data_);
   }
   size_t size() const { return bytes_; }
-  bool operator==(const Guarded& other) const { return bytes_ == other.bytes_ && memcmp(data_, other.data_, bytes_) == 0; }
+  bool operator==(const Guarded& other) const {
+    return bytes_ == other.bytes_ && memcmp(data_, other.data_, bytes_) == 0;
+  }
 
  private:
   void* base_;
@@ -63,8 +66,8 @@ inline void fill_codes(Random& random, int8_t* p, int64_t n, int limit = 127) {
 inline const char* name_of(DType t) { return t == DType::kF32 ? "fp32" : t == DType::kBF16 ? "bf16" : "fp16"; }
 inline constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
-// Calls test(fn) for every row of the table but the reference that this CPU can run, with the level's name in the failure trace.
-// The reference is the last row.
+// Calls test(fn) for every row of the table but the reference that this CPU can run, with the level's name in the
+// failure trace. The reference is the last row.
 template <class Fn, class Test>
 void for_each_variant(const KernelTable<Fn>& table, Test test) {
   for (const Variant<Fn>& row : table.rows()) {

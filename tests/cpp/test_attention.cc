@@ -505,7 +505,8 @@ TEST(AttentionEngine, ARowOfAPrefillEqualsItsDecodeStep) {
     }
 }
 
-// Rows that are padded on the left, by `starts` or by a mask, against the same rows alone. What the padding holds is NaN.
+// Rows that are padded on the left, by `starts` or by a mask, against the same rows alone. What the padding holds is
+// NaN.
 TEST(AttentionEngine, APaddedRowEqualsTheRowAlone) {
   Random random(14);
   const int64_t keys = 640, queries = 5, heads = 4, kv_heads = 2, d = 32;

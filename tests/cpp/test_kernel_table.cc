@@ -21,7 +21,8 @@ KernelTable<Fn>& plain() {
 bool pays = false;
 KernelTable<Fn>& conditional() {
   static auto* table = new KernelTable<Fn>(
-      "test_conditional", {{supported_isas().back(), best, [] { return pays; }}, {Isa::kRef, second}, {Isa::kRef, reference}});
+      "test_conditional",
+      {{supported_isas().back(), best, [] { return pays; }}, {Isa::kRef, second}, {Isa::kRef, reference}});
   return *table;
 }
 

@@ -10,7 +10,8 @@ size_t bytes_of(int64_t rows, int64_t length, int64_t stride, DType t) {
 
 void expect_all_equal(Random& random, int64_t rows, int64_t n, int64_t k, DType t, DType out_t, const DType* bias_t,
                       int64_t pad, float scale = 1.0f) {
-  SCOPED_TRACE("rows=" + std::to_string(rows) + " n=" + std::to_string(n) + " k=" + std::to_string(k) + " " + name_of(t));
+  SCOPED_TRACE("rows=" + std::to_string(rows) + " n=" + std::to_string(n) + " k=" + std::to_string(k) + " " +
+               name_of(t));
   Guarded x(bytes_of(rows, k, k + pad, t)), w(bytes_of(n, k, k + 2 * pad, t));
   fill_normal(random, t, x.as(), int64_t(x.size()) / dtype_size(t), scale);
   fill_normal(random, t, w.as(), int64_t(w.size()) / dtype_size(t), scale);
@@ -46,9 +47,11 @@ TEST(LinearDense, EveryVariantEqualsTheReference) {
   for (int64_t k : {1, 3, 4, 15, 16, 17, 31, 33, 48, 63, 65, 100, 1040})
     for (int64_t n : {1, 2, 3, 5, 7, 8, 9, 15, 17, 31, 33, 63, 65, 96}) {
       for (int64_t rows : {0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33, 64}) {
-        if (rows * n * k > 100000 && ++count % 4 != 0) continue;  // the large ones take turns: they are slow under emulation
+        if (rows * n * k > 100000 && ++count % 4 != 0)
+          continue;  // the large ones take turns: they are slow under emulation
         const DType bias = kDTypes[++count / 3 % 3];
-        expect_all_equal(random, rows, n, k, kDTypes[count % 3], kDTypes[count / 9 % 3], count % 5 ? &bias : nullptr, count % 4);
+        expect_all_equal(random, rows, n, k, kDTypes[count % 3], kDTypes[count / 9 % 3], count % 5 ? &bias : nullptr,
+                         count % 4);
       }
     }
 }
@@ -68,7 +71,8 @@ TEST(LinearDense, TheEndsOfTheRange) {
     for (DType t : kDTypes) expect_all_equal(random, 3, 20, 70, t, t, nullptr, 0, scale);
 }
 
-// NaN and infinity reach the outputs of their row or channel and no others; the NaN that is stored is the canonical one.
+// NaN and infinity reach the outputs of their row or channel and no others; the NaN that is stored is the canonical
+// one.
 TEST(LinearDense, NonFiniteValuesStayInTheirRowAndChannel) {
   const int64_t rows = 7, n = 19, k = 37;
   for (DType t : kDTypes) {

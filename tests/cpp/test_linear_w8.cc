@@ -19,7 +19,8 @@ struct Weight {
 
   void pack() {
     std::vector<uint8_t> whole(size_t(layout.total_bytes));
-    for (int64_t p = 0; p < layout.panels; ++p) pack_panel(header, whole.data(), p, codes.data() + p * 16 * k, k, scales.data() + p * 16, nullptr);
+    for (int64_t p = 0; p < layout.panels; ++p)
+      pack_panel(header, whole.data(), p, codes.data() + p * 16 * k, k, scales.data() + p * 16, nullptr);
     memcpy(bytes.as(), whole.data() + 64, size_t(layout.panels * layout.panel_stride));
   }
 
@@ -143,7 +144,8 @@ TEST(LinearW8, EveryVariantEqualsTheReference) {
     }
 }
 
-// Sums of pairs and of four products at their limits: what saturates in 16 bits, or wraps where -128 is negated, shows here.
+// Sums of pairs and of four products at their limits: what saturates in 16 bits, or wraps where -128 is negated, shows
+// here.
 TEST(LinearW8, ExtremeCodes) {
   Random random(3);
   const int64_t n = 17, k = 68;

@@ -22,7 +22,8 @@ struct Packed {
     codes.resize(size_t(n * k));
     for (int8_t& c : codes) c = eight ? int8_t(int(random() % 256) - 128) : int8_t(random() % 16);
     for (auto* v : {&scales, &mins})
-      for (int64_t i = 0; i < n * layout.groups; ++i) v->push_back(std::ldexp(float(1 + random() % 200), -12));  // exact in every type
+      for (int64_t i = 0; i < n * layout.groups; ++i)
+        v->push_back(std::ldexp(float(1 + random() % 200), -12));  // exact in every type
     bytes.assign(size_t(layout.total_bytes), 0xFF);
     memcpy(bytes.data(), &header, sizeof header);
     for (int64_t p = 0; p < layout.panels; ++p) {
@@ -91,9 +92,11 @@ TEST(PackedWeight, FourBitCodesFollowTheScalesOfTwoGroups) {
         }
         for (int64_t g = 0; g < groups; ++g) {
           const uint8_t* scales = panel + g / 2 * pair + g % 2 * 32;
-          EXPECT_EQ(scalar::load(DType::kF16, scales, channel % 16), channel < n ? w.scales[size_t(channel * groups + g)] : 0.0f);
+          EXPECT_EQ(scalar::load(DType::kF16, scales, channel % 16),
+                    channel < n ? w.scales[size_t(channel * groups + g)] : 0.0f);
           if (asymmetric) {
-            EXPECT_EQ(scalar::load(DType::kF16, scales + 64, channel % 16), channel < n ? w.mins[size_t(channel * groups + g)] : 0.0f);
+            EXPECT_EQ(scalar::load(DType::kF16, scales + 64, channel % 16),
+                      channel < n ? w.mins[size_t(channel * groups + g)] : 0.0f);
           }
         }
       }
@@ -198,7 +201,8 @@ TEST(PackedWeight, SchemeNames) {
   }
 }
 
-// Half a step of the scale, at most; a group of zeros is exact; a NaN makes its group NaN and leaves the next one alone.
+// Half a step of the scale, at most; a group of zeros is exact; a NaN makes its group NaN and leaves the next one
+// alone.
 TEST(PackedWeight, QuantizationError) {
   Random random(6);
   for (const std::string& scheme : scheme_names()) {
@@ -214,12 +218,14 @@ TEST(PackedWeight, QuantizationError) {
     auto through = [&] {
       std::vector<uint8_t> bytes(size_t(l.total_bytes));
       quantize_channel(h, w.data(), codes.data(), scales.data(), mins.data());
-      pack_panel(h, bytes.data(), 0, codes.data(), k, scales.data(), h.min_type == ScaleType::kNone ? nullptr : mins.data());
+      pack_panel(h, bytes.data(), 0, codes.data(), k, scales.data(),
+                 h.min_type == ScaleType::kNone ? nullptr : mins.data());
       unpack_channel(h, bytes.data(), 0, out.data());
     };
     through();
     for (int64_t i = 0; i < k; ++i) {
-      // fp16 scales are off by 2^-11: up to 8 (or 15) of that beside half a step, and the one end that 4 bits lack takes a whole step.
+      // fp16 scales are off by 2^-11: up to 8 (or 15) of that beside half a step, and the one end that 4 bits lack
+      // takes a whole step.
       const double step = std::fabs(double(scales[size_t(i / group)]));
       const double bound = h.scheme == Scheme::kW4A8 ? 1.01 : 0.52;
       EXPECT_LE(std::fabs(double(out[size_t(i)]) - double(w[size_t(i)])), bound * step + 1e-12) << i;

@@ -9,7 +9,11 @@ namespace {
 // Rows of x that are x_stride apart and whose last one ends its buffer.
 struct Input {
   Input(DType t, int64_t rows, int64_t k, int64_t pad = 0)
-      : dtype(t), rows(rows), k(k), stride(k + pad), x(rows == 0 ? 0 : size_t(((rows - 1) * stride + k) * dtype_size(t))) {}
+      : dtype(t),
+        rows(rows),
+        k(k),
+        stride(k + pad),
+        x(rows == 0 ? 0 : size_t(((rows - 1) * stride + k) * dtype_size(t))) {}
   void set(int64_t row, int64_t i, float v) { scalar::store(dtype, x.as(), row * stride + i, v); }
   float get(int64_t row, int64_t i) { return scalar::load(dtype, x.as(), row * stride + i); }
 
@@ -24,8 +28,8 @@ struct Result {
   Result(Input& in, QuantizeRowsFn* fn, int64_t group, int64_t code_stride)
       : codes(size_t(in.rows * code_stride)), scales(size_t(in.rows * in.groups(group)) * 4),
         sums(size_t(in.rows * in.groups(group)) * 4) {
-    fn({in.x.as(), codes.as<int8_t>(), scales.as<float>(), sums.as<int32_t>(), in.rows, in.k, group, in.stride, code_stride,
-        in.dtype});
+    fn({in.x.as(), codes.as<int8_t>(), scales.as<float>(), sums.as<int32_t>(), in.rows, in.k, group, in.stride,
+        code_stride, in.dtype});
   }
   bool operator==(const Result& other) const {
     return codes == other.codes && scales == other.scales && sums == other.sums;
@@ -35,7 +39,8 @@ struct Result {
 
 void expect_all_equal(Input& x, int64_t group, int64_t code_stride) {
   Result want(x, quantize_rows_ref, group, code_stride);
-  for_each_variant(quantize_rows_table, [&](QuantizeRowsFn* fn) { EXPECT_TRUE(Result(x, fn, group, code_stride) == want); });
+  for_each_variant(quantize_rows_table,
+                   [&](QuantizeRowsFn* fn) { EXPECT_TRUE(Result(x, fn, group, code_stride) == want); });
 }
 
 TEST(QuantizeRows, EveryVariantEqualsTheReference) {
@@ -109,13 +114,15 @@ TEST(QuantizeRows, TheLargestCodeIs127) {
   }
 }
 
-// Rows (and groups) of zeros, and of numbers so small that 127 / amax is infinite, become zeros: never 0 times infinity.
+// Rows (and groups) of zeros, and of numbers so small that 127 / amax is infinite, become zeros: never 0 times
+// infinity.
 TEST(QuantizeRows, ZeroAndTinyRows) {
   for (DType t : kDTypes)
     for (int64_t group : {0, 16}) {
       Input x(t, 4, 37);
       for (int64_t m = 0; m < 4; ++m)
-        for (int64_t i = 0; i < 37; ++i) x.set(m, i, m == 0 ? 0.0f : m == 1 ? -0.0f : i % 2 ? 0.0f : m == 2 ? 1e-39f : 6e-8f);
+        for (int64_t i = 0; i < 37; ++i)
+          x.set(m, i, m == 0 ? 0.0f : m == 1 ? -0.0f : i % 2 ? 0.0f : m == 2 ? 1e-39f : 6e-8f);
       Result r(x, quantize_rows_ref, group, 64);
       for (int64_t i = 0; i < x.rows * x.groups(group); ++i) EXPECT_TRUE(std::isfinite(r.scales.as<float>()[i]));
       for (int64_t i = 0; i < 3 * 64; ++i) EXPECT_EQ(r.codes.as<int8_t>()[i], 0);

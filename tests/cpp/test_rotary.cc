@@ -33,8 +33,8 @@ TEST(Rotary, EveryVariantEqualsTheReference) {
         }
 }
 
-// cos_sin in double against the C library: both are within a unit of 2^-53 of a value below 1; the reduction adds n times the
-// last part's error (2^-122 for n < 2^20: nothing).
+// cos_sin in double against the C library: both are within a unit of 2^-53 of a value below 1; the reduction adds n
+// times the last part's error (2^-122 for n < 2^20: nothing).
 TEST(Rotary, CosSinIsAccurate) {
   Random random(2);
   std::uniform_real_distribution<double> near(-4.0, 4.0), far(-1048576.0, 1048576.0);

@@ -8,7 +8,13 @@ namespace {
 struct Case {
   // -128 among the codes of both sides.
   Case(Random& random, int64_t rows, int64_t k, int64_t n)
-      : rows(rows), k(k), n(n), a(size_t(rows * k)), packed(size_t(k * n)), a_scale(size_t(rows) * 4), b_scale(size_t(n) * 4) {
+      : rows(rows),
+        k(k),
+        n(n),
+        a(size_t(rows * k)),
+        packed(size_t(k * n)),
+        a_scale(size_t(rows) * 4),
+        b_scale(size_t(n) * 4) {
     fill_codes(random, a.as<int8_t>(), rows * k);
     fill_codes(random, packed.as<int8_t>(), k * n);
     for (int64_t i = 0; i < rows * k; i += 5) a.as<int8_t>()[i] = -128;
@@ -49,7 +55,8 @@ TEST(SdotGemv, TheReferenceIsExact) {
   for (int64_t m = 0; m < 2; ++m)
     for (int64_t n = 0; n < 12; ++n) {
       int64_t sum = 0;
-      for (int64_t k = 0; k < 20; ++k) sum += int64_t(c.a.as<int8_t>()[m * 20 + k]) * c.packed.as<int8_t>()[(k / 4 * 12 + n) * 4 + k % 4];
+      for (int64_t k = 0; k < 20; ++k)
+        sum += int64_t(c.a.as<int8_t>()[m * 20 + k]) * c.packed.as<int8_t>()[(k / 4 * 12 + n) * 4 + k % 4];
       EXPECT_EQ(out.as<int32_t>()[m * 12 + n], sum) << m << " " << n;
     }
 }

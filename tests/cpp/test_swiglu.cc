@@ -9,8 +9,8 @@ size_t bytes_of(int64_t rows, int64_t n, int64_t stride, DType t) {
   return rows == 0 ? 0 : size_t(((rows - 1) * stride + n) * dtype_size(t));
 }
 
-void run(SwigluFn* fn, Guarded& gate, Guarded& up, void* out, int64_t rows, int64_t n, int64_t gate_stride, int64_t up_stride,
-         int64_t out_stride, DType t) {
+void run(SwigluFn* fn, Guarded& gate, Guarded& up, void* out, int64_t rows, int64_t n, int64_t gate_stride,
+         int64_t up_stride, int64_t out_stride, DType t) {
   fn({gate.as(), up.as(), out, rows, n, gate_stride, up_stride, out_stride, t});
 }
 
@@ -68,7 +68,8 @@ TEST(Swiglu, EverySixteenBitGate) {
       run(fn, gate, up, got.as(), 1, n, n, n, n, t);
       EXPECT_TRUE(got == want);
     });
-    // And the values themselves, against double. An exact result between two representable ones may fall to either where fp32 erred.
+    // And the values themselves, against double. An exact result between two representable ones may fall to either
+    // where fp32 erred.
     const double half_unit = t == DType::kBF16 ? 0x1p-8 : 0x1p-11, smallest = t == DType::kBF16 ? 0x1p-134 : 0x1p-25;
     for (int64_t i = 0; i < n; ++i) {
       const double g = scalar::load(t, gate.as(), i), y = scalar::load(t, want.as(), i);

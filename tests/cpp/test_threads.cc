@@ -90,8 +90,9 @@ TEST_F(Threads, SmallWorkStaysWithTheCaller) {
   EXPECT_EQ(parallel_regions(), regions + 1);
 }
 
-// A simulation of big.LITTLE: one member takes ten times as long for a unit. With units claimed one by one, the others take its
-// share: the whole lasts little longer than the fast members' own pace allows, and never the slow one's even share.
+// A simulation of big.LITTLE: one member takes ten times as long for a unit. With units claimed one by one, the others
+// take its share: the whole lasts little longer than the fast members' own pace allows, and never the slow one's even
+// share.
 TEST_F(Threads, ASlowMemberDoesNotHoldTheRest) {
   set_num_threads(2);
   constexpr int64_t kUnits = 40;

@@ -1,7 +1,7 @@
 """Operands of known answers, as bit patterns, so that they do not depend on a random generator.
 
-`torch.manual_seed(0); x = torch.randn(128, dtype=torch.bfloat16); w = torch.randn(128, dtype=torch.bfloat16)` on aarch64 (x86-64's
-torch draws other numbers for this dtype).
+`torch.manual_seed(0); x = torch.randn(128, dtype=torch.bfloat16); w = torch.randn(128, dtype=torch.bfloat16)` on
+aarch64 (x86-64's torch draws other numbers for this dtype).
 """
 
 RMS_NORM_X = [

@@ -14,8 +14,8 @@ import time
 import torch
 
 PROGRAMS = {}
-# scripts/arm/run.sh names the emulated CPU here. qemu-user 7.2 aborts when the forked child of a program with threads starts
-# a thread itself, so there a child computes alone, and the parent of a child that has to start one does.
+# scripts/arm/run.sh names the emulated CPU here. qemu-user 7.2 aborts when the forked child of a program with threads
+# starts a thread itself, so there a child computes alone, and the parent of a child that has to start one does.
 EMULATED = "TLE_ARM_CPU" in os.environ
 
 
@@ -29,7 +29,7 @@ def thread_count() -> int:
 
 
 def settled_thread_count(wanted: int) -> int:
-    """The number of threads, once it is `wanted` or ten seconds are over: a call may end before its team has started."""
+    """The number of threads, once it is `wanted` or ten seconds are over: a call may end before its team started."""
     deadline = time.monotonic() + 10
     while thread_count() != wanted and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -66,8 +66,8 @@ def one_openmp_runtime():
     assert tle_torch._C.parallel_regions() > 0, "the team was never used: this would show nothing"
     assert openmp_runtimes() == before
     # Inductor compiles and loads a library of its own. It needs a compiler on the machine that runs, which an emulated
-    # one has not, and a torch whose folder has no space in its name (Inductor's link line does not quote it); elsewhere the
-    # graph runs without code generation.
+    # one has not, and a torch whose folder has no space in its name (Inductor's link line does not quote it); elsewhere
+    # the graph runs without code generation.
     usable = platform.machine() == "x86_64" and " " not in torch.__path__[0]
     backend = "inductor" if usable else "aot_eager"
     got = torch.compile(lambda x: torch.relu(linear(x)) + 1, backend=backend, fullgraph=True)(x)

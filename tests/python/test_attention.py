@@ -57,9 +57,9 @@ def exact(q, k, v, scale, mask=None, causal=False, window=0, softcap=0.0, sinks=
         total = total + torch.exp(sinks.double().view(1, -1, 1, 1) - highest)
     weights = (weights / total).nan_to_num(0.0)
     out = weights @ vd
-    # The error of a score, and of the subtraction of the maximum, is the relative error of its weight, which stands above
-    # and below the fraction's bar. A block's chain has 256 roundings; exp is good to 1.08 units of 2^-23; each further
-    # block rescales twice.
+    # The error of a score, and of the subtraction of the maximum, is the relative error of its weight, which stands
+    # above and below the fraction's bar. A block's chain has 256 roundings; exp is good to 1.08 units of 2^-23; each
+    # further block rescales twice.
     spread = (highest - scores).masked_fill(~allowed, 0.0).nan_to_num(0.0)
     relative = torch.where(allowed, error + EPS * spread, 0.0).amax(-1, keepdim=True) if scores.shape[-1] else 0.0
     roundings = 256 + 8 + 4 * (scores.shape[-1] / 256 + 1)

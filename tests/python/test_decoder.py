@@ -1,4 +1,4 @@
-"""fused_transformer_layer and fused_decode_step: the same bits as the operators one by one, and Hugging Face's values."""
+"""fused_transformer_layer and fused_decode_step: the bits of their operators, and Hugging Face's values."""
 
 import pytest
 import torch
@@ -24,13 +24,14 @@ def make_layer(scheme, dtype=torch.bfloat16, bias=True, head_norms=True):
     b = (lambda n: vector(n)) if bias else (lambda n: None)
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     norm = vector(HEAD_DIM, 1.0) if head_norms else None
-    return [vector(HIDDEN, 1.0), linear(q, HIDDEN), b(q), linear(kv, HIDDEN), b(kv), linear(kv, HIDDEN), b(kv), norm, norm,
-            linear(HIDDEN, q), b(HIDDEN), vector(HIDDEN, 1.0), linear(INNER, HIDDEN), b(INNER), linear(INNER, HIDDEN), b(INNER),
-            linear(HIDDEN, INNER), b(HIDDEN)]
+    attention = [linear(q, HIDDEN), b(q), linear(kv, HIDDEN), b(kv), linear(kv, HIDDEN), b(kv), norm, norm,
+                 linear(HIDDEN, q), b(HIDDEN)]
+    mlp = [linear(INNER, HIDDEN), b(INNER), linear(INNER, HIDDEN), b(INNER), linear(HIDDEN, INNER), b(HIDDEN)]
+    return [vector(HIDDEN, 1.0), *attention, vector(HIDDEN, 1.0), *mlp]
 
 
 def one_by_one(hidden, w, k_cache, v_cache, used, cos, sin, window=0, starts=None):
-    """The layer out of separate operators and exact ATen ones (addition, copies); writes the cache as the layer does."""
+    """The layer out of separate operators and exact ATen ones (addition, copies); writes the cache as it does."""
     batch, tokens, _ = hidden.shape
 
     def heads(x, n, norm):
@@ -45,8 +46,8 @@ def one_by_one(hidden, w, k_cache, v_cache, used, cos, sin, window=0, starts=Non
         q, k = tle.rotary_embedding(q, k, cos, sin)
     k_cache[:, :, used : used + tokens] = k
     v_cache[:, :, used : used + tokens] = v
-    a = tle.attention(q, k_cache[:, :, : used + tokens], v_cache[:, :, : used + tokens], HEAD_DIM**-0.5, None, True, window, 0.0,
-                      None, starts)
+    keys, values = k_cache[:, :, : used + tokens], v_cache[:, :, : used + tokens]
+    a = tle.attention(q, keys, values, HEAD_DIM**-0.5, None, True, window, 0.0, None, starts)
     a = a.transpose(1, 2).reshape(batch, tokens, HEADS * HEAD_DIM)
     hidden = hidden + tle.linear(a, w[9], HIDDEN, w[10])
     x = tle.rms_norm(hidden, w[11], EPS, "llama")
@@ -106,8 +107,8 @@ def test_step_equals_its_layers(scheme):
     x = hidden
     for i, layer in enumerate(layers):
         k, v = caches(2, 8)
-        x = tle.fused_transformer_layer(x, layer, k, v, 0, cos if rope[i] else None, sin if rope[i] else None, *SHAPE, "llama",
-                                        windows[i])
+        tables_of = (cos, sin) if rope[i] else (None, None)
+        x = tle.fused_transformer_layer(x, layer, k, v, 0, *tables_of, *SHAPE, "llama", windows[i])
         assert_same_bits((ks[i], vs[i]), (k, v))
     assert_same_bits(got, tle.rms_norm(x, final, EPS, "llama"))
 
@@ -144,8 +145,9 @@ def test_prefill_equals_token_by_token(scheme):
 def test_step_equals_hugging_face(family):
     """fp32 and unquantised: the whole model within 1e-4 of Hugging Face eager, prefill and decode."""
     config_class, model_class = {"llama": (LlamaConfig, LlamaModel), "qwen3": (Qwen3Config, Qwen3Model)}[family]
-    config = config_class(vocab_size=50, hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=2, num_attention_heads=HEADS,
-                          num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, rms_norm_eps=EPS, attention_bias=True)
+    config = config_class(vocab_size=50, hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=2,
+                          num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, rms_norm_eps=EPS,
+                          attention_bias=True)
     model = model_class(config).eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.normal_(std=0.2)
@@ -153,9 +155,10 @@ def test_step_equals_hugging_face(family):
     for layer in model.layers:
         a, m = layer.self_attn, layer.mlp
         norms = [getattr(a, n).weight if hasattr(a, n) else None for n in ("q_norm", "k_norm")]
-        flat += [layer.input_layernorm.weight, a.q_proj.weight, a.q_proj.bias, a.k_proj.weight, a.k_proj.bias, a.v_proj.weight,
-                 a.v_proj.bias, *norms, a.o_proj.weight, a.o_proj.bias, layer.post_attention_layernorm.weight, m.gate_proj.weight,
-                 None, m.up_proj.weight, None, m.down_proj.weight, None]
+        flat += [layer.input_layernorm.weight, a.q_proj.weight, a.q_proj.bias, a.k_proj.weight, a.k_proj.bias,
+                 a.v_proj.weight, a.v_proj.bias, *norms, a.o_proj.weight, a.o_proj.bias,
+                 layer.post_attention_layernorm.weight, m.gate_proj.weight, None, m.up_proj.weight, None,
+                 m.down_proj.weight, None]
     flat.append(model.norm.weight)
     ks, vs = caches(2, 12, torch.float32, 2), caches(2, 12, torch.float32, 2)
     cache = DynamicCache(config=config)
@@ -163,7 +166,8 @@ def test_step_equals_hugging_face(family):
     for first, tokens in ((0, 8), (8, 1), (9, 2)):
         step = ids[:, first : first + tokens]
         want = model(step, past_key_values=cache, use_cache=True).last_hidden_state
-        cos, sin = tle.rotary_tables(torch.arange(first, first + tokens)[None], model.rotary_emb.inv_freq, 1.0, torch.float32)
+        positions = torch.arange(first, first + tokens)[None]
+        cos, sin = tle.rotary_tables(positions, model.rotary_emb.inv_freq, 1.0, torch.float32)
         got = tle.fused_decode_step(model.embed_tokens(step), flat, ks, vs, first, cos, sin, *SHAPE)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
@@ -175,7 +179,8 @@ def test_a_failed_call_leaves_the_cache():
     hidden = torch.randn(1, 2, HIDDEN).bfloat16()
     cos, sin = tables(1, 3, 2)
 
-    def call(hidden=hidden, layer=layer, k=k, v=v, used=0, cos=cos, sin=sin, shape=SHAPE, kind="llama", window=0, starts=None):
+    def call(hidden=hidden, layer=layer, k=k, v=v, used=0, cos=cos, sin=sin, shape=SHAPE, kind="llama", window=0,
+             starts=None):
         tle.fused_transformer_layer(hidden, layer, k, v, used, cos, sin, *shape, kind, window, starts)
 
     without = list(layer)
@@ -220,7 +225,8 @@ def test_opcheck():
     torch.library.opcheck(tle.fused_transformer_layer.default,
                           (hidden, make_layer(None), k, v, 2, None, None, *SHAPE, "llama", 3, torch.tensor([0, 1])))
     torch.library.opcheck(tle.fused_decode_step.default,
-                          (hidden, [*layer, *layer, torch.ones(HIDDEN)], [k, k.clone()], [v, v.clone()], 0, cos, sin, *SHAPE))
+                          (hidden, [*layer, *layer, torch.ones(HIDDEN)], [k, k.clone()], [v, v.clone()], 0, cos, sin,
+                           *SHAPE))
 
 
 def test_steady_state_allocates_nothing_and_is_one_region():

@@ -10,7 +10,8 @@ tle = torch.ops.tle
 
 
 def blocks_of(kind: str, n: int, k: int) -> torch.Tensor:
-    """Random blocks of a type: every code and every scale that occurs in practice, also those that no quantiser makes."""
+    """Random blocks of a type: every code and every scale that occurs in practice, also those that no quantiser
+    makes."""
     type_ = gguf.GGMLQuantizationType[kind]
     block_k, block_bytes = gguf.GGML_QUANT_SIZES[type_]
     raw = np.random.default_rng(0).integers(0, 256, (n, k // block_k, block_bytes), dtype=np.uint8)
@@ -54,14 +55,19 @@ def test_embedding_of_every_scheme():
 
 
 @pytest.mark.parametrize("call, error, words", [
-    (lambda: tle.pack_gguf_weight(torch.zeros(2, 18, dtype=torch.uint8), "Q5_0", 32), ValueError, "Q5_0 cannot be taken over"),
+    (lambda: tle.pack_gguf_weight(torch.zeros(2, 18, dtype=torch.uint8), "Q5_0", 32), ValueError,
+     "Q5_0 cannot be taken over"),
     (lambda: tle.pack_gguf_weight(torch.zeros(2, 18, dtype=torch.uint8), "Q4_0", 40), ValueError, "do not divide"),
-    (lambda: tle.pack_gguf_weight(torch.zeros(2, 17, dtype=torch.uint8), "Q4_0", 32), ValueError, "blocks must have size 18"),
+    (lambda: tle.pack_gguf_weight(torch.zeros(2, 17, dtype=torch.uint8), "Q4_0", 32), ValueError,
+     "blocks must have size 18"),
     (lambda: tle.pack_gguf_weight(torch.zeros(2, 18), "Q4_0", 32), TypeError, "blocks must be Byte"),
-    (lambda: tle.pack_gguf_weight(torch.zeros(2, 18, dtype=torch.uint8), "Q4_0", 32, torch.tensor([0, 2])), IndexError, "rows"),
-    (lambda: tle.packed_embedding(torch.tensor([4]), tle.quantize_linear_weight(torch.ones(4, 8), "w8a8"), 4, 8, torch.float32),
+    (lambda: tle.pack_gguf_weight(torch.zeros(2, 18, dtype=torch.uint8), "Q4_0", 32, torch.tensor([0, 2])), IndexError,
+     "rows"),
+    (lambda: tle.packed_embedding(torch.tensor([4]), tle.quantize_linear_weight(torch.ones(4, 8), "w8a8"), 4, 8,
+                                  torch.float32),
      IndexError, "id 4 is not in 0 .. 3"),
-    (lambda: tle.packed_embedding(torch.tensor([1]), tle.quantize_linear_weight(torch.ones(4, 8), "w8a8"), 5, 8, torch.float32),
+    (lambda: tle.packed_embedding(torch.tensor([1]), tle.quantize_linear_weight(torch.ones(4, 8), "w8a8"), 5, 8,
+                                  torch.float32),
      ValueError, "expected"),
 ])
 def test_bad_input(call, error, words):

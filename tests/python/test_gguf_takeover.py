@@ -45,7 +45,8 @@ def test_every_weight_is_the_file_s(tmp_path, quantization):
     assert out.shape[1] == IDS.shape[1] + 5
 
 
-_NAMES = {"_name_or_path": None, "_model_name_or_path": None, "architectures": None, "quantization_config": None, "dtype": None}
+_NAMES = {"_name_or_path": None, "_model_name_or_path": None, "architectures": None, "quantization_config": None,
+          "dtype": None}
 
 
 def write_k_quants(path, kind):
@@ -56,7 +57,8 @@ def write_k_quants(path, kind):
 
     def blocks(weight, _):
         rows, k = weight.shape
-        raw = np.random.default_rng(0).integers(0, 256, (rows, k // 256, gguf.GGML_QUANT_SIZES[type_][1]), dtype=np.uint8)
+        raw = np.random.default_rng(0).integers(0, 256, (rows, k // 256, gguf.GGML_QUANT_SIZES[type_][1]),
+                                                dtype=np.uint8)
         halves = {"Q4_K": slice(0, 4), "Q6_K": slice(-2, None)}[kind]
         count = 2 if kind == "Q4_K" else 1
         scales = (np.random.default_rng(1).standard_normal((rows, k // 256, count)) * 1e-4).astype(np.float16)

@@ -48,11 +48,12 @@ def test_quantised_linear(n, k, scheme, dtype):
         got = same_everywhere(lambda: tle.linear(x, packed, n, bias))
         seen = activations(x, scheme)
         want = seen @ values.T + bias.double()
-        # Integer sums are exact. Per group: the product of two scales, the conversion of the sum, an fma (two with minima); then bias and the
-        # output's rounding. Each is 2^-24 of the magnitudes that are added.
+        # Integer sums are exact. Per group: the product of two scales, the conversion of the sum, an fma (two with
+        # minima); then bias and the output's rounding. Each is 2^-24 of the magnitudes that are added.
         groups = -(-k // (group_of(scheme)[1] or k))
         magnitude = seen.abs() @ values.abs().T + bias.double().abs()
-        if scheme.endswith("asym"):  # scale * q and min cancel: their own sizes count, at most 15 scales and the minimum
+        # scale * q and min cancel: their own sizes count, at most 15 scales and the minimum
+        if scheme.endswith("asym"):
             magnitude = magnitude + 2 * seen.abs().sum(-1, keepdim=True) * weight.abs().max()
         tolerance = (2 * groups + 4) * 2.0**-24 * magnitude + 0.5 * ulp(want.to(dtype))
         assert ((got.double() - want).abs() <= tolerance).all()
@@ -72,8 +73,10 @@ def test_packing_error_is_half_a_step(scheme):
             step = w.abs().amax(-1) / 8
         else:
             step = w.abs().amax(-1) / 127
-        # Half a step, a whole one where the largest value of the other sign of Q4_0 has no code, and the scale's 16-bit rounding (2^-9).
-        limit = step * (1.0 if scheme.startswith("w4") and not scheme.endswith("asym") else 0.5) * 1.01 + 16 * step * 2**-9
+        # Half a step, a whole one where the largest value of the other sign of Q4_0 has no code, and the scale's 16-bit
+        # rounding (2^-9).
+        steps = 1.0 if scheme.startswith("w4") and not scheme.endswith("asym") else 0.5
+        limit = step * steps * 1.01 + 16 * step * 2**-9
         assert ((w - v).abs() <= limit[:, None]).all()
 
 
@@ -234,7 +237,8 @@ def test_packed_weight_is_a_plain_tensor(scheme, tmp_path):
 def test_a_reader_refuses_what_it_does_not_know():
     packed = tle.quantize_linear_weight(torch.randn(20, 100), "w8a8")
     x = torch.randn(2, 100)
-    for at, value, words in ((0, 0, "magic"), (4, 9, "version 9"), (6, 77, "scheme 77"), (8, 33, "needs"), (36, 9, "code bits"),
+    for at, value, words in ((0, 0, "magic"), (4, 9, "version 9"), (6, 77, "scheme 77"), (8, 33, "needs"),
+                             (36, 9, "code bits"),
                              (60, 1, "reserved field")):
         broken = packed.clone()
         broken[at] = value
@@ -250,8 +254,10 @@ W = torch.ones(8, 64)
 
 
 @pytest.mark.parametrize("call, error, words", [
-    (lambda: tle.linear(torch.ones(2, 64), tle.quantize_linear_weight(W, "w8a8"), 9), ValueError, "has 8 out features, expected 9"),
-    (lambda: tle.linear(torch.ones(2, 63), tle.quantize_linear_weight(W, "w8a8"), 8), ValueError, "has 64 in features, the input has 63"),
+    (lambda: tle.linear(torch.ones(2, 64), tle.quantize_linear_weight(W, "w8a8"), 9), ValueError,
+     "has 8 out features, expected 9"),
+    (lambda: tle.linear(torch.ones(2, 63), tle.quantize_linear_weight(W, "w8a8"), 8), ValueError,
+     "has 64 in features, the input has 63"),
     (lambda: tle.linear(torch.ones(2, 64).bfloat16(), W, 8), TypeError, "weight must have the input's dtype"),
     (lambda: tle.linear(torch.ones(2, 64), W, 8, torch.ones(7)), ValueError, "bias must have size 8"),
     (lambda: tle.linear(torch.ones(2, 64), W, 8, torch.ones(8).half()), TypeError, "bias must be Float"),
@@ -263,10 +269,14 @@ W = torch.ones(8, 64)
     (lambda: tle.quantize_linear_weight(W, "w8a8", 32), ValueError, "group_size"),
     (lambda: tle.quantize_linear_weight(W[0], "w8a8"), ValueError, "weight must have 2 dimensions"),
     (lambda: tle.quantize_linear_weight(torch.ones(2, 133145), "w8a8"), ValueError, "could overflow"),
-    (lambda: tle.pack_linear_weight(torch.full((1, 132105), -128, dtype=torch.int8), torch.ones(1), "w8a8"), ValueError, "-128"),
-    (lambda: tle.pack_linear_weight(torch.full((1, 64), 16, dtype=torch.int8), torch.ones(1, 2), "w4a8-g32"), ValueError, "0 .. 15"),
-    (lambda: tle.pack_linear_weight(torch.ones(1, 64, dtype=torch.int8), torch.ones(1, 3), "w4a8-g32"), ValueError, "one per group"),
-    (lambda: tle.pack_linear_weight(torch.ones(1, 64, dtype=torch.int8), torch.ones(1, 2), "w4a8-g32-asym"), ValueError, "needs minima"),
+    (lambda: tle.pack_linear_weight(torch.full((1, 132105), -128, dtype=torch.int8), torch.ones(1), "w8a8"), ValueError,
+     "-128"),
+    (lambda: tle.pack_linear_weight(torch.full((1, 64), 16, dtype=torch.int8), torch.ones(1, 2), "w4a8-g32"),
+     ValueError, "0 .. 15"),
+    (lambda: tle.pack_linear_weight(torch.ones(1, 64, dtype=torch.int8), torch.ones(1, 3), "w4a8-g32"), ValueError,
+     "one per group"),
+    (lambda: tle.pack_linear_weight(torch.ones(1, 64, dtype=torch.int8), torch.ones(1, 2), "w4a8-g32-asym"), ValueError,
+     "needs minima"),
     (lambda: tle.dequantize_linear_weight(tle.quantize_linear_weight(W, "w8a8"), 9, 64), ValueError, "expected"),
     (lambda: tle.fused_mlp(torch.ones(2, 64), W, W, W, 8), ValueError, "down has 8 out features, expected 64"),
     (lambda: tle.quantize_rows(torch.ones(2, 64), 7), ValueError, "group_size"),
@@ -288,7 +298,8 @@ def samples():
     yield tle.linear.default, (torch.randn(100, 5).t(), torch.randn(20, 100), 20)
     yield tle.pack_linear_weight.default, (torch.ones(4, 64, dtype=torch.int8), torch.ones(4), "w8a8")
     yield tle.pack_linear_weight.default, (torch.ones(4, 64, dtype=torch.int8), torch.ones(4, 2), "w4a8-g32")
-    yield tle.pack_linear_weight.default, (torch.ones(4, 64, dtype=torch.int8), torch.ones(4, 2).half(), "w4a8-g32-asym",
+    yield tle.pack_linear_weight.default, (torch.ones(4, 64, dtype=torch.int8), torch.ones(4, 2).half(),
+                                           "w4a8-g32-asym",
                                            torch.ones(4, 2).half())
     yield tle.quantize_rows.default, (x, 32)
     square = torch.randn(64, 64)

@@ -1,4 +1,4 @@
-"""What belongs to the whole process: one OpenMP runtime, as many threads as asked for, fork, the floating-point mode."""
+"""What belongs to the whole process: one OpenMP runtime, as many threads as asked for, fork, floating-point mode."""
 
 import os
 import subprocess

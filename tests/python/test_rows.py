@@ -42,8 +42,9 @@ def test_rms_norm(shape, dtype, kind):
     x, w = (torch.randn(shape) * 3).to(dtype), torch.randn(shape[-1]).to(dtype)
     got = same_everywhere(lambda: tle.rms_norm(x, w, 1e-6, kind))
     want = exact_rms_norm(x, w, 1e-6, kind)
-    # One rounding to dtype is half a unit; the fp32 inside adds D/16 + 8 roundings of 2^-24 to the sum (half of them reach its
-    # root) and four more. The llama kind may round the normalised value to the other neighbour: one unit of it times w.
+    # One rounding to dtype is half a unit; the fp32 inside adds D/16 + 8 roundings of 2^-24 to the sum (half of them
+    # reach its root) and four more. The llama kind may round the normalised value to the other neighbour: one unit of
+    # it times w.
     inside = (shape[-1] / 32 + 8) * 2.0**-24 * want.abs()
     rounded = 0.5 * ulp(want.to(dtype)) + (torch.finfo(dtype).eps * want.abs() if kind == "llama" else 0)
     assert ((got.double() - want).abs() <= rounded + inside + 1e-30).all()
@@ -125,7 +126,8 @@ def test_swiglu(shape, dtype):
     gate, up = (torch.randn(shape) * 4).to(dtype), torch.randn(shape).to(dtype)
     got = same_everywhere(lambda: tle.swiglu(gate, up))
     want = torch.nn.functional.silu(gate.double()) * up.double()
-    # exp is within 2 units of 2^-24 (tests/cpp/test_exp.cc), then an addition, a division and a product: 2 + 3 roundings; and one to dtype.
+    # exp is within 2 units of 2^-24 (tests/cpp/test_exp.cc), then an addition, a division and a product: 2 + 3
+    # roundings; and one to dtype.
     assert ((got.double() - want).abs() <= 0.5 * ulp(want.to(dtype)) + 5 * 2.0**-24 * want.abs() + 1e-38).all()
 
 
@@ -154,7 +156,8 @@ def test_quantize_rows(dtype):
 def test_quantize_rows_tiny_and_non_finite():
     x = torch.randn(7, 64)
     x[0] = torch.tensor([1e-39, 0.0, -1e-39, 1e-40]).repeat(16)  # 127 / amax is infinite
-    for row, (index, value) in enumerate([(0, torch.nan), (37, torch.nan), (63, torch.nan), (5, torch.inf), (6, -torch.inf)], 1):
+    for row, (index, value) in enumerate([(0, torch.nan), (37, torch.nan), (63, torch.nan), (5, torch.inf),
+                                          (6, -torch.inf)], 1):
         x[row, index] = value
     codes, scales = same_everywhere(lambda: tle.quantize_rows(x))
     assert codes[:6].eq(0).all()
@@ -168,7 +171,7 @@ def test_quantize_rows_tiny_and_non_finite():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rotary_tables_equal_hugging_face(dtype):
-    """The angle rounds as Hugging Face rounds it; cos and sin are the nearest fp32 values, torch's are within one unit."""
+    """The angle rounds as Hugging Face rounds it; cos and sin are the nearest fp32 values, torch's within one unit."""
     from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
 
     rotary = LlamaRotaryEmbedding(LlamaConfig(hidden_size=256, num_attention_heads=4))
@@ -195,7 +198,8 @@ def test_rotary_tables_scaling():
 def test_rotary_embedding_equals_hugging_face(head_dim, rotary_dim, dtype):
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-    q = torch.randn(2, 7, 6, head_dim).to(dtype).transpose(1, 2)  # as the projections give it: [B, heads, Q, D], strided
+    # as the projections give it: [B, heads, Q, D], strided
+    q = torch.randn(2, 7, 6, head_dim).to(dtype).transpose(1, 2)
     k = torch.randn(2, 7, 2, head_dim).to(dtype).transpose(1, 2)
     cos, sin = tle.rotary_tables(torch.randint(0, 4000, (2, 7)), torch.rand(rotary_dim // 2), 1.0, dtype)
     got = same_everywhere(lambda: tle.rotary_embedding(q, k, cos, sin))
@@ -214,15 +218,20 @@ def test_rotary_embedding_equals_hugging_face(head_dim, rotary_dim, dtype):
     (lambda: tle.rms_norm(torch.ones(2, 4), torch.ones(1, 4), 1e-6), ValueError, "weight must have 1 dim"),
     (lambda: tle.rms_norm(torch.ones(2, 4), torch.ones(4), 1e-6, "rms"), ValueError, "kind must be"),
     (lambda: tle.rms_norm(torch.tensor(1.0), torch.ones(1), 1e-6), ValueError, "at least one dimension"),
-    (lambda: tle.rms_norm(torch.ones(2, 4).bfloat16(), torch.ones(4).half(), 1e-6), TypeError, "weight must be BFloat16"),
-    (lambda: tle.add_rms_norm(torch.ones(2, 4), torch.ones(4), torch.ones(4), 1e-6), ValueError, "residual must have x's shape"),
+    (lambda: tle.rms_norm(torch.ones(2, 4).bfloat16(), torch.ones(4).half(), 1e-6), TypeError,
+     "weight must be BFloat16"),
+    (lambda: tle.add_rms_norm(torch.ones(2, 4), torch.ones(4), torch.ones(4), 1e-6), ValueError,
+     "residual must have x's shape"),
     (lambda: tle.swiglu(torch.ones(2, 4), torch.ones(2, 3)), ValueError, "up must have gate's shape"),
     (lambda: tle.swiglu(torch.ones(2, 4), torch.ones(2, 4).half()), TypeError, "up must be Float"),
     (lambda: tle.quantize_rows(torch.ones(3).long()), TypeError, "x must be bfloat16"),
-    (lambda: tle.rotary_tables(torch.ones(1, 3), torch.ones(4), 1.0, torch.float32), TypeError, "position_ids must be Long"),
-    (lambda: tle.rotary_embedding(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 8), torch.ones(1, 3, 4), torch.ones(1, 3, 4)),
+    (lambda: tle.rotary_tables(torch.ones(1, 3), torch.ones(4), 1.0, torch.float32), TypeError,
+     "position_ids must be Long"),
+    (lambda: tle.rotary_embedding(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 8), torch.ones(1, 3, 4),
+                                  torch.ones(1, 3, 4)),
      ValueError, "q and k must agree"),
-    (lambda: tle.rotary_embedding(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), torch.ones(1, 3, 6), torch.ones(1, 3, 6)),
+    (lambda: tle.rotary_embedding(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), torch.ones(1, 3, 6),
+                                  torch.ones(1, 3, 6)),
      ValueError, "at most the head size"),
 ])
 def test_bad_input(call, error, words):

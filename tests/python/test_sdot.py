@@ -18,7 +18,8 @@ def product(a, weight):
 
 
 def quantized(x):
-    """Codes and scales of bf16 rows, from the definition: 127 / amax in fp32, round half to even, 0 and NaN as documented."""
+    """Codes and scales of bf16 rows, from the definition: 127 / amax in fp32, round half to even, 0 and NaN as
+    documented."""
     x = x.float()
     amax = x.abs().amax(-1, keepdim=True)
     finite = torch.isfinite(x).all(-1, keepdim=True)
@@ -175,10 +176,12 @@ def test_fused_takes_any_strides():
         buffer.transpose(0, 1)[..., :128],
         torch.randn(128, 5).bfloat16().t(),
     ):
-        assert_same_bits(tle.sdot_gemv_fused_bf16(x, packed, w_scale), tle.sdot_gemv_fused_bf16(x.contiguous(), packed, w_scale))
+        assert_same_bits(tle.sdot_gemv_fused_bf16(x, packed, w_scale),
+                         tle.sdot_gemv_fused_bf16(x.contiguous(), packed, w_scale))
     column = torch.randn(12, 2)[:, 0]
     x = torch.randn(3, 128).bfloat16()
-    assert_same_bits(tle.sdot_gemv_fused_bf16(x, packed, column), tle.sdot_gemv_fused_bf16(x, packed, column.contiguous()))
+    assert_same_bits(tle.sdot_gemv_fused_bf16(x, packed, column),
+                     tle.sdot_gemv_fused_bf16(x, packed, column.contiguous()))
 
 
 @pytest.mark.parametrize("shape, n", [((0, 8), 4), ((2, 0, 8), 4), ((3, 8), 0), ((3, 0), 8)])
@@ -207,7 +210,8 @@ def test_fused_largest_k():
     ({"packed": torch.zeros(2, 1, 4, 3, dtype=torch.int8)}, ValueError, "packed must have size 4 in dimension 3"),
 ])
 def test_fused_refuses(change, error, message):
-    arguments = {"x": torch.randn(2, 8).bfloat16(), "packed": tle.sdot_pack_weights(codes(8, 4)), "w_scale": torch.ones(4)}
+    arguments = {"x": torch.randn(2, 8).bfloat16(), "packed": tle.sdot_pack_weights(codes(8, 4)),
+                 "w_scale": torch.ones(4)}
     with pytest.raises(error, match="sdot_gemv_fused_bf16: " + message):
         tle.sdot_gemv_fused_bf16(**{**arguments, **change})
 
@@ -254,9 +258,12 @@ def test_neon_sdot_refuses(change, error, message):
     ("sdot_pack_weights", lambda: (codes(8, 12),)),
     ("sdot_pack_weights", lambda: (codes(12, 8).t(),)),
     ("sdot_gemv", lambda: (codes(8), tle.sdot_pack_weights(codes(8, 12)))),
-    ("sdot_gemv_fused_bf16", lambda: (torch.randn(5, 8).bfloat16(), tle.sdot_pack_weights(codes(8, 12)), torch.rand(12))),
-    ("sdot_gemv_fused_bf16", lambda: (torch.randn(8, 5).bfloat16().t(), tle.sdot_pack_weights(codes(8, 12)), torch.rand(12))),
-    ("sdot_gemv_fused_bf16", lambda: (torch.randn(0, 8).bfloat16(), tle.sdot_pack_weights(codes(8, 12)), torch.rand(12))),
+    ("sdot_gemv_fused_bf16",
+     lambda: (torch.randn(5, 8).bfloat16(), tle.sdot_pack_weights(codes(8, 12)), torch.rand(12))),
+    ("sdot_gemv_fused_bf16",
+     lambda: (torch.randn(8, 5).bfloat16().t(), tle.sdot_pack_weights(codes(8, 12)), torch.rand(12))),
+    ("sdot_gemv_fused_bf16",
+     lambda: (torch.randn(0, 8).bfloat16(), tle.sdot_pack_weights(codes(8, 12)), torch.rand(12))),
     ("neon_sdot", lambda: (torch.zeros(4, dtype=torch.int32), codes(16), codes(16))),
 ])
 def test_opcheck(name, arguments):

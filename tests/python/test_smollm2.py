@@ -1,4 +1,5 @@
-"""SmolLM2-135M-Instruct with its real weights: the same logits, bit for bit, on every level, with every thread count, in any batch."""
+"""SmolLM2-135M-Instruct with its real weights: the same logits, bit for bit, on every level, with every thread count,
+in any batch."""
 
 import copy
 import subprocess
@@ -80,8 +81,8 @@ def test_same_logits_token_by_token_in_a_batch_and_module_by_module(patched, tok
 def test_the_same_tokens_as_unpatched(original, tokenizer):
     """Eight bits do not change a short, confident answer."""
     model = copy.deepcopy(original)
-    chat = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}], return_tensors="pt",
-                                         add_generation_prompt=True, return_dict=True)
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}],
+                                         return_tensors="pt", add_generation_prompt=True, return_dict=True)
     want = model.generate(**chat, max_new_tokens=7, do_sample=False)
     tle_torch.patch_model(model, "w8a8-a32", progress=False)
     assert torch.equal(model.generate(**chat, max_new_tokens=7, do_sample=False), want)

@@ -1,7 +1,7 @@
 """The built objects: what a kernel file exports, and the flags that it was compiled with.
 
-Inline functions, templates and std:: code are weak symbols, and the linker keeps one copy for the whole library. Were it
-the copy of a file compiled for AVX-512, every CPU would run it. So a kernel file compiled with wide flags defines
+Inline functions, templates and std:: code are weak symbols, and the linker keeps one copy for the whole library. Were
+it the copy of a file compiled for AVX-512, every CPU would run it. So a kernel file compiled with wide flags defines
 exactly one symbol that others can see, and no weak one.
 """
 
@@ -28,9 +28,13 @@ def kernel_objects() -> list[Path]:
 
 
 def defined_symbols(path: Path) -> list[tuple[str, str]]:
-    """(type, name) of each symbol that an object defines for others, as nm prints them: T strong, W and V weak, u unique."""
+    """(type, name) of each symbol that an object defines for others, as nm prints them: T strong, W and V weak, u
+    unique."""
     listing = subprocess.run(
-        ["nm", "--defined-only", "--extern-only", "--format=posix", str(path)], check=True, capture_output=True, text=True
+        ["nm", "--defined-only", "--extern-only", "--format=posix", str(path)],
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     return [(kind, name) for name, kind, *_ in (line.split() for line in listing.splitlines())]
 
@@ -66,7 +70,7 @@ def test_the_suffix_decides_the_flags():
     for source, arguments in ours:
         assert "-ffp-contract=off" in arguments, f"{source}: a contracted multiply-add would change the bits"
         suffix = source.stem.rpartition("_")[2] if "kernels" in source.parts else ""
-        machine = {argument for argument in arguments if re.match(r"-m(arch|cpu|avx|fma|f16c|sse4)", argument)} - BASELINE
+        machine = {flag for flag in arguments if re.match(r"-m(arch|cpu|avx|fma|f16c|sse4)", flag)} - BASELINE
         if suffix in WIDE and suffix != "neon":  # NEON is part of aarch64's baseline
             assert machine, f"{source}: compiled without the flags of its level"
         else:

@@ -1,7 +1,7 @@
 // Softmax attention of a tile of query rows over blocks of keys: the partial result that attention_merge finishes.
 //
-// A row is one query of one head. Its keys are the slots begin .. end - 1, cut into blocks of kAttentionBlock from its own begin, so that
-// left padding, a window or the place in a cache does not change its bits. For each block, in order:
+// A row is one query of one head. Its keys are the slots begin .. end - 1, cut into blocks of kAttentionBlock from its
+// own begin, so that left padding, a window or the place in a cache does not change its bits. For each block, in order:
 //   s_i = dot(q, k_i) * scale        dot: 16 canonical lanes (scalar.h), D padded with zeros
 //   s_i = cap * tanh(s_i / cap)      when softcap > 0; tanh(x) = sign(x) (1 - t) / (1 + t), t = exp(-2 |x|)
 //   s_i = s_i + mask_i               when there is a mask; where it is false or -inf, s_i = -inf whatever k_i holds
@@ -13,7 +13,8 @@
 // (l = 0) changes nothing, the first other one becomes the state, and then
 //   M' = m > M ? m : M;  x = exp(M - M');  y = exp(m - M');  L = fma(l, y, L x);  A = fma(acc, y, A x)
 //
-// Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022.
+// Sources: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention",
+// 2022.
 #pragma once
 
 #include <stdint.h>
@@ -45,7 +46,7 @@ struct AttentionArgs {
   const int64_t* end;    // [rows]; end <= begin: a row without keys
   float* max;            // [rows] M
   float* sum;            // [rows] L, 0 for a row without keys in these blocks
-  float* acc;            // [rows, dv] A; each row has room for dv rounded up to 16, and what lies behind dv is undefined
+  float* acc;            // [rows, dv] A; each row has room for dv rounded up to 16; behind dv it is undefined
   void* workspace;       // attention_workspace(rows, d, dv) bytes on a 64-byte boundary
   AttentionMask mask;    // of the first head, first query and slot 0
   int64_t heads, queries, d, dv;

@@ -7,10 +7,10 @@
 //   kStreamRows              rows of that tile at most where values come from memory and it does not span them
 //   kDirectRows              with more rows than this, 16-bit keys and values are widened once into a buffer
 //
-// A block of keys goes through three passes: scores of all rows, softmax row by row, and the weighted sum of the values.
-// The scores lie in [rows][kScoreStride], one column for each key of the block of any row (rows may start at
-// different keys). A key that is none of the row's, or that is skipped, gets the weight kSkipped: the values of a group of
-// rows are multiplied without looking where every row has every key, and row by row elsewhere.
+// A block of keys goes through three passes: scores of all rows, softmax row by row, and the weighted sum of the
+// values. The scores lie in [rows][kScoreStride], one column for each key of the block of any row (rows may start at
+// different keys). A key that is none of the row's, or that is skipped, gets the weight kSkipped: the values of a group
+// of rows are multiplied without looking where every row has every key, and row by row elsewhere.
 #pragma once
 
 #include "csrc/kernels/attention/attention.h"
@@ -22,9 +22,9 @@ namespace {
 constexpr int64_t kScoreStride = kAttentionBlock + kAttentionSpread + 64;
 constexpr int64_t kSubBlock = 64;  // keys or values that are widened, or stay in the first cache, at a time
 constexpr float kSkipped = -1.0f;  // no exp is negative
-// Several rows use a line more slowly than one row does: then what the hardware prefetches by itself is too little. Into
-// the second cache, because the first has too few lines in flight (Zen 4, 4 rows, D = 128: 12 GB/s without, 11 with
-// prefetches into the first cache, 18 GB/s into the second, this far ahead; nearer or further is slower).
+// Several rows use a line more slowly than one row does: then what the hardware prefetches by itself is too little.
+// Into the second cache, because the first has too few lines in flight (Zen 4, 4 rows, D = 128: 12 GB/s without, 11
+// with prefetches into the first cache, 18 GB/s into the second, this far ahead; nearer or further is slower).
 constexpr int64_t kPrefetchBytes = 16 * 1024;
 constexpr float kLane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -41,9 +41,9 @@ static inline void widen(const typename Element<T>::type* from, int64_t stride, 
   }
 }
 
-// What a loop over keys prefetches: cache lines first .. last - 1 of the row that lies kPrefetchBytes ahead of each of its
-// own. The lines of a row are shared out among those who go over the same keys, because a processor drops prefetches that
-// come too many at a time.
+// What a loop over keys prefetches: cache lines first .. last - 1 of the row that lies kPrefetchBytes ahead of each of
+// its own. The lines of a row are shared out among those who go over the same keys, because a processor drops
+// prefetches that come too many at a time.
 struct Ahead {
   const char* rows;
   int64_t stride;  // bytes
@@ -106,7 +106,8 @@ static inline void dot_16_keys(const float* q, const typename Element<T>::type* 
   }
 }
 
-// Columns of the scores: of a group, those that any of its rows has and those that all have (core); of a kernel's call, all.
+// Columns of the scores: of a group, those that any of its rows has and those that all have (core); of a kernel's call,
+// all.
 struct Columns {
   int64_t low, high, core_low, core_high;
 };

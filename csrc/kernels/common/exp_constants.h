@@ -2,7 +2,7 @@
 // exp(x) = 2^n p(r), n = round(x / ln 2), r = x - n ln 2 in two fma steps (Cody and Waite: the high part of ln 2 has so
 // few bits that n times it is exact), p = 1 + r + C2 r^2 + ... + C6 r^6, fitted for the least relative error on
 // |r| <= ln(2) / 2 (3.1e-9 before the coefficients are rounded to fp32).
-// Above TLE_EXP_MAX the result is infinity (2^128 = exp(88.72284)), below TLE_EXP_MIN it is 0 (2^-150 = exp(-103.9721)).
+// Above TLE_EXP_MAX the result is infinity (2^128 = exp(88.72284)), below TLE_EXP_MIN 0 (2^-150 = exp(-103.9721)).
 #pragma once
 
 #define TLE_EXP_MAX 89.0f

@@ -43,7 +43,8 @@ static inline void store_tail(void* p, int64_t i, int64_t n, f32x16 a) {
   memcpy(static_cast<typename Element<T>::type*>(p) + i, buffer, size_t(n) * sizeof(buffer[0]));
 }
 
-// The same for a type that is only known at run time, and n <= 16 elements: for what is done once per result and not per operand.
+// The same for a type that is only known at run time, and n <= 16 elements: for what is done once per result and not
+// per operand.
 static inline f32x16 load_any(DType t, const void* p, int64_t i, int64_t n) {
   const bool whole = n >= 16;
   switch (t) {

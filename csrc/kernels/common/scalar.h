@@ -84,8 +84,8 @@ static inline float reduce_lanes(const float lane[16]) {
   return (b[0] + b[1]) + (b[2] + b[3]);
 }
 
-// The formula stands in exp_constants.h. 2^n for n in [-150, 128] is split in two factors, so that results below 2^-126 are rounded once and
-// those above 2^128 become infinity.
+// The formula stands in exp_constants.h. 2^n for n in [-150, 128] is split in two factors, so that results below 2^-126
+// are rounded once and those above 2^128 become infinity.
 static inline float exp(float x) {
   if (!(x == x)) return float_of(0x7FC00000u);
   x = x > TLE_EXP_MAX ? TLE_EXP_MAX : x;

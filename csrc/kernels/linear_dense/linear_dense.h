@@ -2,8 +2,8 @@
 //
 //   y[m, n] = round(dot(x[m], W[n]) + bias[n])
 //
-// dot is fp32 in the 16 canonical lanes: lane j takes k = j (mod 16) in increasing order with fma, K padded with zeros, then the fixed
-// tree (scalar.h). So a row's result depends neither on its neighbours nor on the machine.
+// dot is fp32 in the 16 canonical lanes: lane j takes k = j (mod 16) in increasing order with fma, K padded with zeros,
+// then the fixed tree (scalar.h). So a row's result depends neither on its neighbours nor on the machine.
 #pragma once
 
 #include <stdint.h>

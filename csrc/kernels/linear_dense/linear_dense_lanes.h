@@ -5,8 +5,8 @@
 //   Part, kPart                one register and the lanes that it holds
 //   Part load_part(const float*), load_part<T>(const void*, int64_t i), fma_part(a, b, c), store_part(float*, Part)
 //
-// A tile shares each load of weights among its rows and each load of x among its channels. The lanes of 16 channels are added
-// up together (reduce_add_16), so that the trees cost little beside the products even for short K.
+// A tile shares each load of weights among its rows and each load of x among its channels. The lanes of 16 channels are
+// added up together (reduce_add_16), so that the trees cost little beside the products even for short K.
 #pragma once
 
 #include "csrc/kernels/common/registers.h"
@@ -25,15 +25,16 @@ constexpr int64_t kBlock = kRows == 1 ? 256 : 48;
 template <int kRows>
 constexpr int64_t kChunk = 4096 / kRows / 16 * 16;
 
-// total += x w over k elements, for channels that are `step` rows of w apart; x is fp32 and padded with zeros to whole lanes.
-// The parts of a line take turns, so that only one register of each channel's weights is in use at a time.
+// total += x w over k elements, for channels that are `step` rows of w apart; x is fp32 and padded with zeros to whole
+// lanes. The parts of a line take turns, so that only one register of each channel's weights is in use at a time.
 template <DType T, int kRows, int kChannels>
-static inline void dense_tile(const float (*x)[kChunk<kRows>], const typename Element<T>::type* w, int64_t w_stride, int64_t k,
-                              float (*total)[16], int64_t step) {
+static inline void dense_tile(const float (*x)[kChunk<kRows>], const typename Element<T>::type* w, int64_t w_stride,
+                              int64_t k, float (*total)[16], int64_t step) {
   Part acc[kRows][kChannels][kParts];
   TLE_UNROLL for (int r = 0; r < kRows; ++r)
     TLE_UNROLL for (int c = 0; c < kChannels; ++c)
-      TLE_UNROLL for (int p = 0; p < kParts; ++p) acc[r][c][p] = load_part(total[r * kBlock<kRows> + c * step] + p * kPart);
+      TLE_UNROLL for (int p = 0; p < kParts; ++p)
+        acc[r][c][p] = load_part(total[r * kBlock<kRows> + c * step] + p * kPart);
 
   int64_t i = 0;
   for (; i + 16 <= k; i += 16) {
@@ -50,7 +51,8 @@ static inline void dense_tile(const float (*x)[kChunk<kRows>], const typename El
   }
   if (i < k) {
     typename Element<T>::type tail[kChannels][16] = {};
-    for (int c = 0; c < kChannels; ++c) memcpy(tail[c], w + c * step * w_stride + i, size_t(k - i) * sizeof(tail[c][0]));
+    for (int c = 0; c < kChannels; ++c)
+      memcpy(tail[c], w + c * step * w_stride + i, size_t(k - i) * sizeof(tail[c][0]));
     TLE_UNROLL for (int p = 0; p < kParts; ++p)
       TLE_UNROLL for (int c = 0; c < kChannels; ++c) {
         const Part weights = load_part<T>(tail[c], p * kPart);
@@ -61,7 +63,8 @@ static inline void dense_tile(const float (*x)[kChunk<kRows>], const typename El
 
   TLE_UNROLL for (int r = 0; r < kRows; ++r)
     TLE_UNROLL for (int c = 0; c < kChannels; ++c)
-      TLE_UNROLL for (int p = 0; p < kParts; ++p) store_part(total[r * kBlock<kRows> + c * step] + p * kPart, acc[r][c][p]);
+      TLE_UNROLL for (int p = 0; p < kParts; ++p)
+        store_part(total[r * kBlock<kRows> + c * step] + p * kPart, acc[r][c][p]);
 }
 
 // out[row, channel ...] from the lanes of up to 16 channels.
@@ -93,9 +96,9 @@ static inline void dense_rows(const LinearDenseArgs& a, int64_t row) {
         if (i < k) store(x[r] + i, load_tail<T>(from + r * a.x_stride + at, i, k - i));
       }
       const E* w = static_cast<const E*>(a.w) + first * a.w_stride + at;
-      // The channels of a tile are not neighbours: each of them goes on to the row that follows in memory, so that a tile reads
-      // kChannels long streams. Neighbouring short rows would share a page, where the hardware's prefetching takes them for noise
-      // (bf16, K = 576 on Zen 4: 40 % of the bandwidth; like this 90 %).
+      // The channels of a tile are not neighbours: each of them goes on to the row that follows in memory, so that a
+      // tile reads kChannels long streams. Neighbouring short rows would share a page, where the hardware's prefetching
+      // takes them for noise (bf16, K = 576 on Zen 4: 40 % of the bandwidth; like this 90 %).
       const int64_t step = channels / kChannels;
       for (int64_t c = 0; c < step; ++c)
         dense_tile<T, kRows, kChannels>(x, w + c * a.w_stride, a.w_stride, k, total + c, step);

@@ -3,7 +3,8 @@
 //   acc[m, n] = sum_k x[m, k] W[n, k]                        exact in int32
 //   y[m, n]   = round((float(acc) * x_scale[m]) * w_scale[n] + bias[n])      fp32 with one rounding per operation
 //
-// A panel holds 16 channels: `lines` lines of 64 bytes, [16 channels][4 consecutive k], then 16 fp32 scales at scale_offset.
+// A panel holds 16 channels: `lines` lines of 64 bytes, [16 channels][4 consecutive k], then 16 fp32 scales at
+// scale_offset.
 #pragma once
 
 #include <stdint.h>

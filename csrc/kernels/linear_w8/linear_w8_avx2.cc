@@ -1,4 +1,5 @@
-// AVX2: several rows by 16-bit products; one row by vpmaddubsw, which needs fewer instructions for each byte of weights.
+// AVX2: several rows by 16-bit products; one row by vpmaddubsw, which needs fewer instructions for each byte of
+// weights.
 #include "csrc/kernels/common/lanes_avx2.h"
 
 namespace tle {

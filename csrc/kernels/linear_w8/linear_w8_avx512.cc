@@ -31,8 +31,8 @@ static inline i32x16 channel_sums(const Words acc[2]) {
 namespace tle {
 namespace {
 
-// One row: the four codes of x are widened on the way, and nothing is stored but the result. One panel at a time: memory is fastest
-// when it is read in one stream.
+// One row: the four codes of x are widened on the way, and nothing is stored but the result. One panel at a time:
+// memory is fastest when it is read in one stream.
 static inline void vector_panel(const LinearW8Args& a, int64_t row, int64_t panel) {
   Words acc[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
   const uint8_t* w = linear_w8_panel(a, panel);

@@ -1,6 +1,6 @@
 // SMMLA multiplies two rows of 8 codes by two channels of 8 codes: twice the products of SDOT for each instruction. Its
-// operands are eight consecutive k of one channel (two lines, zipped) and of one row, so both are zipped; the panel once for a
-// block of rows. Fewer than four rows are left to SDOT, which takes the lines as they are.
+// operands are eight consecutive k of one channel (two lines, zipped) and of one row, so both are zipped; the panel
+// once for a block of rows. Fewer than four rows are left to SDOT, which takes the lines as they are.
 #include "csrc/kernels/common/lanes_neon.h"
 
 #include "csrc/kernels/linear_w8/linear_w8_sdot.h"

@@ -1,5 +1,5 @@
-// linear_w8 by 16-bit products (vpmaddwd), for x86 without VNNI: codes are sign-extended, so nothing saturates and -128 is
-// a code like any other. Include after the lanes and after these primitives of the file's vector width:
+// linear_w8 by 16-bit products (vpmaddwd), for x86 without VNNI: codes are sign-extended, so nothing saturates and -128
+// is a code like any other. Include after the lanes and after these primitives of the file's vector width:
 //
 //   Words                          a register of 16-bit words, or of 32-bit sums
 //   kWordChannels                  channels in one register: each has its 4 consecutive k in 64 bits
@@ -26,9 +26,11 @@ struct Sums {
   Words part[kPanelsPerPass][kParts / kPartsPerTile][kRows][kPartsPerTile];
 };
 
-// acc += rows x a part of a panel, over `lines` lines. A register of weights serves kRows rows, a broadcast kPartsPerTile registers.
+// acc += rows x a part of a panel, over `lines` lines. A register of weights serves kRows rows, a broadcast
+// kPartsPerTile registers.
 template <int kRows>
-static inline void tile(const uint8_t* w, const int16_t (*x)[4 * kChunk], int64_t lines, Words (&total)[kRows][kPartsPerTile]) {
+static inline void tile(const uint8_t* w, const int16_t (*x)[4 * kChunk], int64_t lines,
+                        Words (&total)[kRows][kPartsPerTile]) {
   Words acc[kRows][kPartsPerTile];
   TLE_UNROLL for (int r = 0; r < kRows; ++r)
     TLE_UNROLL for (int i = 0; i < kPartsPerTile; ++i) acc[r][i] = total[r][i];

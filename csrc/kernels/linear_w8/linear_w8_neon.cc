@@ -1,5 +1,6 @@
-// NEON without dot products (Armv8.0). Two products of codes fit in 16 bits (2 * 128 * 127 < 2^15): SMULL takes one line's, SMLAL
-// adds the next line's, SADALP adds neighbours to the 32-bit sums. Three instructions for 16 products; -128 is exact.
+// NEON without dot products (Armv8.0). Two products of codes fit in 16 bits (2 * 128 * 127 < 2^15): SMULL takes one
+// line's, SMLAL adds the next line's, SADALP adds neighbours to the 32-bit sums. Three instructions for 16 products;
+// -128 is exact.
 #include "csrc/kernels/common/lanes_neon.h"
 
 #include "csrc/kernels/common/registers.h"

@@ -1,5 +1,5 @@
-// A few rows of linear_w8 by SDOT: a line is four registers of four channels, and a lane of x holds the line's four codes.
-// Include after common/lanes_neon.h, in files compiled with the dot product extension.
+// A few rows of linear_w8 by SDOT: a line is four registers of four channels, and a lane of x holds the line's four
+// codes. Include after common/lanes_neon.h, in files compiled with the dot product extension.
 #pragma once
 
 #include "csrc/kernels/common/registers.h"

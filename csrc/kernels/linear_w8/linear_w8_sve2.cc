@@ -1,5 +1,5 @@
-// SVE2, any vector length: a line is 64 / VL registers. Lanes are channels, so a longer vector takes more channels at once and
-// needs nothing else; the four codes of a line are one of four groups of x, in every 128 bits.
+// SVE2, any vector length: a line is 64 / VL registers. Lanes are channels, so a longer vector takes more channels at
+// once and needs nothing else; the four codes of a line are one of four groups of x, in every 128 bits.
 #include <arm_sve.h>
 
 #include "csrc/kernels/common/lanes_neon.h"
@@ -8,10 +8,12 @@
 namespace tle {
 namespace {
 
-// Sums of kRows rows (1 to 4) for the channels of one register of every line (two registers if kTwo), the first at byte `offset` of
-// the line. Scalable vectors cannot be in arrays, so each row's have names: a and b are the first and second register's sums.
+// Sums of kRows rows (1 to 4) for the channels of one register of every line (two registers if kTwo), the first at byte
+// `offset` of the line. Scalable vectors cannot be in arrays, so each row's have names: a and b are the first and
+// second register's sums.
 template <int kRows, bool kTwo>
-static inline void scalable_tile(const LinearW8Args& a, int64_t row, const uint8_t* panel, int64_t offset, int32_t (*sums)[16]) {
+static inline void scalable_tile(const LinearW8Args& a, int64_t row, const uint8_t* panel, int64_t offset,
+                                 int32_t (*sums)[16]) {
   const int64_t vl = int64_t(svcntb());
   const svbool_t first = svwhilelt_b8_s64(offset, 64), second = svwhilelt_b8_s64(offset + vl, 64);
   svint32_t a0 = svdup_s32(0), a1 = a0, a2 = a0, a3 = a0, b0 = a0, b1 = a0, b2 = a0, b3 = a0;

@@ -50,8 +50,8 @@ static inline void tile(const LinearW8Args& a, int64_t row, int64_t panel) {
     for (int p = 0; p < kPanels; ++p) linear_w8_store(a, row + r, panel + p, {sums[r][p]});
 }
 
-// One row times one panel: four accumulators over k, because vpdpbusd takes four cycles. A panel of 4096 k takes x out of the first-level
-// cache as it passes, so x is asked for as well.
+// One row times one panel: four accumulators over k, because vpdpbusd takes four cycles. A panel of 4096 k takes x out
+// of the first-level cache as it passes, so x is asked for as well.
 static inline void vector_panel(const LinearW8Args& a, int64_t row, int64_t panel) {
   const uint8_t* w = linear_w8_panel(a, panel);
   const int8_t* x = a.x + row * a.x_stride;
@@ -63,7 +63,8 @@ static inline void vector_panel(const LinearW8Args& a, int64_t row, int64_t pane
       prefetch_weights(w + 64 * (line + i));
       acc[i] = _mm512_dpbusd_epi32(acc[i], unsigned_line(w + 64 * (line + i)), four_codes(x + 4 * (line + i)));
     }
-  for (; line < a.lines; ++line) acc[0] = _mm512_dpbusd_epi32(acc[0], unsigned_line(w + 64 * line), four_codes(x + 4 * line));
+  for (; line < a.lines; ++line)
+    acc[0] = _mm512_dpbusd_epi32(acc[0], unsigned_line(w + 64 * line), four_codes(x + 4 * line));
   const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(acc[0], acc[1]), _mm512_add_epi32(acc[2], acc[3]));
   linear_w8_store(a, row, panel, {sum});
 }

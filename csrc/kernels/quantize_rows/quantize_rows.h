@@ -1,9 +1,11 @@
 // Quantisation of activations to int8, a scale for each row or for each group of consecutive k: the "A8" of W8A8.
 //
-//   amax = max |x| over the group;  inv = 127 / amax, or 0 where that is not finite;  q = round_half_even(x inv);  scale = amax / 127
+//   amax = max |x| over the group;  inv = 127 / amax, or 0 where that is not finite
+//   q = round_half_even(x inv);  scale = amax / 127
 //
-// A group that holds a NaN or an infinity gets codes 0 and scale NaN, so that every output of that row is NaN and no other row notices.
-// Codes past k up to code_stride are 0: weights are padded to whole lines, activations must not see it.
+// A group that holds a NaN or an infinity gets codes 0 and scale NaN, so that every output of that row is NaN and no
+// other row notices. Codes past k up to code_stride are 0: weights are padded to whole lines, activations must not see
+// it.
 #pragma once
 
 #include <stdint.h>

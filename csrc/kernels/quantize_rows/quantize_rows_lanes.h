@@ -8,7 +8,8 @@ namespace {
 
 // k elements that share a scale.
 template <DType T>
-static inline void quantize_group(const typename Element<T>::type* x, int64_t k, int8_t* codes, float* scale, int32_t* sum) {
+static inline void quantize_group(const typename Element<T>::type* x, int64_t k, int8_t* codes, float* scale,
+                                  int32_t* sum) {
   const int64_t whole = k / 16 * 16, rest = k - whole;
   i32x16 largest = zero_i32();
   for (int64_t i = 0; i < whole; i += 16) largest = max(largest, abs_bits(load_as<T>(x, i)));

@@ -2,10 +2,11 @@
 //
 //   s = x, or round(x + residual) when there is a residual;  r = 1 / sqrt(sum(s^2) / D + eps)
 //   kF32:    out = round((s r) w)                 one rounding at the end (OLMo's and the documented operator)
-//   kLlama:  out = round(round(s r) w)            the normalised value is rounded before the weight (Llama, Qwen, Mistral)
+//   kLlama:  out = round(round(s r) w)            rounded before the weight as well (Llama, Qwen, Mistral)
 //   kGemma:  out = round((s r) (1 + w))           Gemma
 //
-// round: to the rows' type, nearest even, NaN canonical. sum(s^2) is added in the 16 canonical lanes (scalar.h), D padded with zeros.
+// round: to the rows' type, nearest even, NaN canonical. sum(s^2) is added in the 16 canonical lanes (scalar.h), D
+// padded with zeros.
 // Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
 #pragma once
 
@@ -24,7 +25,8 @@ struct RmsNormArgs {
   void* sum;             // [rows, d] or null: s; may be x or residual
   void* out;             // [rows, d]; may be none of the inputs
   int64_t rows, d;
-  int64_t x_stride, residual_stride, sum_stride, out_stride;  // elements from row to row; elements of a row are adjacent
+  // Elements from row to row; the elements of a row are adjacent.
+  int64_t x_stride, residual_stride, sum_stride, out_stride;
   float eps;
   NormKind kind;
   DType dtype;         // of x, residual, sum and out

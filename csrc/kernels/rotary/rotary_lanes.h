@@ -26,7 +26,8 @@ static inline void rotary_heads(const RotaryArgs& a) {
     if (rest > 0) {
       const int64_t i = whole, j = whole + half;
       const f32x16 low = load_tail<T>(x, i, rest), high = load_tail<T>(x, j, rest);
-      store_tail<T>(out, i, rest, rotate<T>(low, neg(high), load_tail<T>(a.cos, i, rest), load_tail<T>(a.sin, i, rest)));
+      store_tail<T>(out, i, rest,
+                    rotate<T>(low, neg(high), load_tail<T>(a.cos, i, rest), load_tail<T>(a.sin, i, rest)));
       store_tail<T>(out, j, rest, rotate<T>(high, low, load_tail<T>(a.cos, j, rest), load_tail<T>(a.sin, j, rest)));
     }
     const int64_t kept = a.d - a.r, kept_whole = kept / 16 * 16;

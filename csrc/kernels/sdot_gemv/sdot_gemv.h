@@ -5,7 +5,8 @@
 //   out[m, n] = acc[m, n], or with scales round_bf16((float(acc[m, n]) * a_scale[m]) * b_scale[n])
 //
 // Every code of int8 may occur, -128 on both sides too. The four k of a channel are adjacent and the channels of one kb
-// follow each other, so a step of kb is `stride` = 4 N bytes wide: compare runtime/packed_weight.h, where a panel's lines do.
+// follow each other, so a step of kb is `stride` = 4 N bytes wide: compare runtime/packed_weight.h, where a panel's
+// lines do.
 #pragma once
 
 #include <stdint.h>

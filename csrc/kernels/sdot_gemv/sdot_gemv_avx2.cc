@@ -1,5 +1,5 @@
-// By 16-bit products, four registers a line (see linear_w8_int16.h). Not by VPMADDUBSW as a row of linear_w8: a may hold -128
-// here, whose sign cannot be turned.
+// By 16-bit products, four registers a line (see linear_w8_int16.h). Not by VPMADDUBSW as a row of linear_w8: a may
+// hold -128 here, whose sign cannot be turned.
 #include "csrc/kernels/common/lanes_avx2.h"
 #include "csrc/kernels/common/registers.h"
 

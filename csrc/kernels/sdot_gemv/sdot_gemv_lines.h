@@ -6,8 +6,8 @@
 //   Sums start(int32_t a_sum)        what the sums begin with; a_sum = the sum of a's codes
 //   i32x16 channel_sums(const Sums (&acc)[kSums])
 //
-// Weights are read in the order in which they lie, kStep rows of packed at a time over a chunk of channels, so that the reads
-// are a few long streams; the sums of the chunk wait in the cache in the meantime.
+// Weights are read in the order in which they lie, kStep rows of packed at a time over a chunk of channels, so that the
+// reads are a few long streams; the sums of the chunk wait in the cache in the meantime.
 #pragma once
 
 #include "csrc/kernels/common/registers.h"
@@ -70,7 +70,8 @@ static inline void store_sums(const SdotGemvArgs& s, int64_t row, int64_t channe
   } else {
     int32_t sums[16];
     store(sums, acc);
-    memcpy(static_cast<int32_t*>(s.out) + row * s.out_stride + channel, sums, size_t(channels < 16 ? channels : 16) * 4);
+    memcpy(static_cast<int32_t*>(s.out) + row * s.out_stride + channel, sums,
+           size_t(channels < 16 ? channels : 16) * 4);
   }
 }
 

@@ -1,4 +1,5 @@
-// One VPDPBUSD a line. As in linear_w8_vnni.cc the weights become unsigned by XOR with 0x80, and the sums start at -128 sum(a).
+// One VPDPBUSD a line. As in linear_w8_vnni.cc the weights become unsigned by XOR with 0x80, and the sums start at -128
+// sum(a).
 #include "csrc/kernels/common/lanes_avx512.h"
 
 namespace tle {

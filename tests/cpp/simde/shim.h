@@ -1,8 +1,8 @@
 // Force-included before the *_avx512.cc and *_vnni.cc files when they are built with TLE_SIMDE: the 512-bit intrinsics
 // then mean SIMDe's emulation on AVX2, so that the sources of those variants run on every AVX2 machine.
 //
-// What SIMDe 0.8.2 lacks and the kernels use is below, lane by lane. An intrinsic that is missing in both places does not
-// compile ("inlining failed: target specific option mismatch"): add it here.
+// What SIMDe 0.8.2 lacks and the kernels use is below, lane by lane. An intrinsic that is missing in both places does
+// not compile ("inlining failed: target specific option mismatch"): add it here.
 #pragma once
 
 // The compiler's own header first: its include guard keeps it from coming back once the aliases (macros) exist.
