@@ -2,17 +2,19 @@
 """What quantisation costs: how far a patched model's next-token distributions are from the unpatched model's.
 
     python benchmarks/accuracy.py [--model FOLDER_OR_GGUF] [--scheme w8a8] [--text FILE] [--tokens 2048] [--json FILE]
+    python benchmarks/accuracy.py --reference float32 --scheme w8a8-g32 --scheme w8a8-a32 --scheme file --peer Q8_0 --peer Q4_1
 
 The text (by default data/text.txt: English and Python, written for this purpose) is cut into windows that the model
-reads one by one. At every position the distribution of the reference, the model in bf16 as transformers runs it
+reads one by one. At every position the distribution of the reference, the model in bf16 (or fp32) as transformers runs it
 eagerly, is compared with
 
-- the patched model's, and
+- the patched model's, where the scheme `file` means the GGUF file's own codes (tle_torch.from_gguf), and
 - what the scheme itself costs: the same eager model with weights and activations fake-quantised to the scheme's grid,
-  in plain torch: rows or groups x -> round(x 127 / max|x|) max|x| / 127 (for the 8-bit schemes).
+  in plain torch: rows or groups x -> round(x 127 / max|x|) max|x| / 127 (for the 8-bit schemes), and
+- llama.cpp's with its file types (--peer; benchmarks/peers.py installs it).
 
 Printed per variant: mean and 99th percentile of the Kullback-Leibler divergence KL(reference || variant) in nats, and
-the share of positions whose most likely token changes. The exit code is 1 if the patched model's mean KL is above 1.05
+the share of positions whose most likely token changes. The exit code is 1 if a patched model's mean KL is above 1.05
 times its scheme's own.
 """
 
@@ -21,10 +23,15 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
+import subprocess
 import sys
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy
+import peers
 import torch
 import transformers
 from rich.console import Console
@@ -104,11 +111,30 @@ def fake_quantised(model, weight_group: int, activation_group: int):
     return model
 
 
-def load(path: Path):
+def load(path: Path, dtype: torch.dtype):
     where = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
     folder = path.parent if where else path
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager", **where)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", **where)
     return model.eval(), AutoTokenizer.from_pretrained(folder, **where)
+
+
+def patched_model(path: Path, scheme: str):
+    """The model in bf16, patched; its head quantised too, as llama.cpp's files have it."""
+    if scheme == "file":
+        return tle_torch.from_gguf(path, progress=False)[0]
+    model = load(path, torch.bfloat16)[0]
+    tle_torch.patch_model(model, scheme.removesuffix("+head"), quantize_head=scheme.endswith("+head"), progress=False)
+    return model
+
+
+def llama_cpp(bits: str, windows: torch.Tensor) -> torch.Tensor:
+    """SmolLM2's log probabilities as llama.cpp gives them, from a process of its own environment."""
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder) / "windows.npy", Path(folder) / "logits.npy"
+        numpy.save(given, windows.numpy().astype(numpy.int32))
+        subprocess.run([str(peers.python("llama.cpp")), peers.__file__, "logits", "smollm2", bits, str(given), str(made)],
+                       check=True, env={**os.environ, "TLE_BENCHMARK_PYTHON": sys.executable})
+        return torch.from_numpy(numpy.load(made)).log_softmax(-1)
 
 
 def default_model() -> Path:
@@ -121,7 +147,10 @@ def default_model() -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model folder or a GGUF file (default: SmolLM2-135M-Instruct)")
-    parser.add_argument("--scheme", action="append", help="a scheme of patch_model, several times (default: w8a8)")
+    parser.add_argument("--scheme", action="append", help="a scheme of patch_model, with +head for its head too, or `file`; several "
+                        "times (default: w8a8)")
+    parser.add_argument("--peer", action="append", default=[], help="a file type of llama.cpp: Q8_0, Q4_0 or Q4_1; several times")
+    parser.add_argument("--reference", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--text", type=Path, default=HERE / "data" / "text.txt")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--window", type=int, default=512, help="tokens per window")
@@ -131,7 +160,8 @@ def main() -> int:
     transformers.logging.disable_progress_bar()
     console = Console(highlight=False)
 
-    model, tokenizer = load(options.model or default_model())
+    path = options.model or default_model()
+    model, tokenizer = load(path, getattr(torch, options.reference))
     windows = windows_of(options.text.read_text(), tokenizer, options.tokens, options.window)
     reference = log_probabilities(model, windows)
     costs: list[Cost] = []
@@ -144,14 +174,16 @@ def main() -> int:
                 grid = cost(f"{scheme} fake-quantised, eager", reference, log_probabilities(faked, windows))
                 costs.append(grid)
                 del faked
-            patched = copy.deepcopy(model)
-            tle_torch.patch_model(patched, scheme)
+            patched = patched_model(path, scheme)
             costs.append(cost(f"{scheme} patched", reference, log_probabilities(patched, windows)))
-            tle_torch.unpatch_model(patched, dequantize=True)
             if grid is not None and costs[-1].mean_kl > LIMIT * grid.mean_kl:
                 bad.append(scheme)
+            del patched
+    for bits in options.peer:
+        with console.status(f"llama.cpp {bits}"):
+            costs.append(cost(f"llama.cpp {bits}", reference, llama_cpp(bits, windows)))
 
-    table = Table(title=f"{windows.numel()} tokens in {len(windows)} windows, against the eager bf16 model")
+    table = Table(title=f"{windows.numel()} tokens in {len(windows)} windows, against the eager {options.reference} model")
     table.add_column("variant")
     for column in ("mean KL", "p99 KL", "greedy tokens changed"):
         table.add_column(column, justify="right")

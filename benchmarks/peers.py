@@ -194,7 +194,7 @@ class LlamaCpp:
         self.memory = llama_cpp.llama_get_memory(self.context)
         self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         load_s = time.perf_counter() - start
-        self.length = 0
+        self.states = {}
         count = lambda name: getattr(llama_cpp, f"llama_model_{name}")(self.model)
         head = count("n_embd") // count("n_head")
         if model == "qwen3-0.6b":
@@ -211,34 +211,61 @@ class LlamaCpp:
         logits = self.library.llama_get_logits_ith(self.context, -1)
         return int(self.numpy.ctypeslib.as_array(logits, (self.vocabulary,)).argmax())
 
-    def to_context(self, length: int) -> None:
-        """The cache filled with `length` tokens; what is there already is kept."""
-        if length < self.length:
-            self.library.llama_memory_seq_rm(self.memory, 0, length, -1)
-            self.length = length
-        tokens = prompt(length)[self.length :]
+    def read(self, tokens: list[int]) -> None:
+        self.library.llama_memory_clear(self.memory, True)
         for first in range(0, len(tokens), 2048):
             self.feed(tokens[first : first + 2048])
-        self.length = length
+
+    def to_context(self, length: int) -> None:
+        """The cache filled with `length` tokens. They are read once and then restored: a long prompt takes longer than all the rest."""
+        if length not in self.states:
+            self.read(prompt(length))
+            size = self.library.llama_state_seq_get_size(self.context, 0)
+            self.states[length] = (ctypes.c_uint8 * size)()
+            self.library.llama_state_seq_get_data(self.context, self.states[length], size, 0)
+        self.library.llama_memory_clear(self.memory, True)
+        state = self.states[length]
+        if self.library.llama_state_seq_set_data(self.context, state, len(state), 0) == 0:
+            raise RuntimeError("llama_state_seq_set_data failed")
 
     def decode(self, context: int, tokens: int) -> dict:
         self.to_context(context)
         self.feed([100])
-        self.length += 1
         start = time.perf_counter()
         for _ in range(tokens):
             self.feed([self.most_likely()])
-            self.length += 1
         seconds = time.perf_counter() - start
         return {"tok_s": tokens / seconds}
 
     def prefill(self, tokens: int) -> dict:
-        self.library.llama_memory_clear(self.memory, True)
-        self.length = 0
         start = time.perf_counter()
-        self.to_context(tokens)
+        self.read(prompt(tokens))
         self.most_likely()
         return {"tok_s": tokens / (time.perf_counter() - start)}
+
+
+def write_logits(model: str, bits: str, windows: Path, target: Path) -> None:
+    """llama.cpp's logits for every token of windows.npy (int32 [windows, tokens]), as target.npy (fp32 [all tokens, vocabulary])."""
+    import numpy
+
+    rows = numpy.load(windows)
+    llama = LlamaCpp(bits)
+    llama.load(model, os.cpu_count() or 1)
+    library, length = llama.library, rows.shape[1]
+    logits = numpy.empty((rows.size, llama.vocabulary), dtype=numpy.float32)
+    batch = library.llama_batch_init(length, 0, 1)
+    for w, row in enumerate(rows):
+        library.llama_memory_clear(llama.memory, True)
+        batch.n_tokens = length
+        for i, token in enumerate(row):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = int(token), i, 1, 1
+            batch.seq_id[i][0] = 0
+        if library.llama_decode(llama.context, batch) != 0:
+            raise RuntimeError("llama_decode failed")
+        for i in range(length):
+            at = library.llama_get_logits_ith(llama.context, i)
+            logits[w * length + i] = numpy.ctypeslib.as_array(at, (llama.vocabulary,))
+    numpy.save(target, logits)
 
 
 class OnnxRuntimeGenAI:
@@ -290,6 +317,8 @@ def main() -> None:
         return write_f16(sys.argv[2], Path(sys.argv[3]))
     if sys.argv[1:2] == ["write-hf"]:
         return write_hf(sys.argv[2], Path(sys.argv[3]))
+    if sys.argv[1:2] == ["logits"]:
+        return write_logits(*sys.argv[2:4], Path(sys.argv[4]), Path(sys.argv[5]))
     for peer in sys.argv[1:]:
         if peer not in INSTALL:
             raise SystemExit(f"unknown peer {peer!r}: {', '.join(INSTALL)}")

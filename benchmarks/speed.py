@@ -8,7 +8,9 @@
 Every contender is a process of its own that loads the model once (benchmarks/contender.py lists them; benchmarks/peers.py installs the other
 projects). The contenders take turns, repetition by repetition, so that a change of the machine's speed meets all of them. Figures are
 medians, ratios are medians of the ratios within a repetition. `of bound`: against the read bandwidth, measured in the same
-repetition, over the bytes of weights, keys and values that a token reads.
+repetition, over the bytes of weights, keys and values that a token reads. `KV slope`: the time that a token takes longer in the longest
+context than in the shortest, over the time that reading the additional keys and values takes at that bandwidth. `busy core`: speed
+with another process spinning on the machine, over the speed without.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def measure(model: str, threads: int, names: list[str], options: argparse.Namesp
         workers.append(worker)
         rows.append({"model": model, "threads": threads, "contender": name, **worker("load", model=model, threads=threads),
                      "decode": {c: [] for c in options.contexts}, "step": {c: [] for c in options.contexts},
-                     "prefill": {n: [] for n in options.prefill}, "bandwidth_gb_s": []})
+                     "prefill": {n: [] for n in options.prefill}, "bandwidth_gb_s": [], "busy": {}})
         worker("decode", context=min(options.contexts, default=8), tokens=2)  # warm
     ours = next((w for w in workers if w.name.startswith("tle")), None)
     for repeat in range(options.repeats):
@@ -77,6 +79,10 @@ def measure(model: str, threads: int, names: list[str], options: argparse.Namesp
                 if ours:
                     row["bandwidth_gb_s"].append(ours("bandwidth")["gb_s"])
                 row["decode"][context].append(worker("decode", context=context, tokens=options.tokens)["tok_s"])
+                if options.busy and worker.name.startswith("tle"):
+                    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinner:
+                        row["busy"].setdefault(context, []).append(worker("decode", context=context, tokens=options.tokens)["tok_s"])
+                        spinner.kill()
                 if options.step and worker.name.startswith("tle"):
                     row["step"][context].append(worker("step", context=context, tokens=options.tokens)["tok_s"])
         for length in options.prefill:
@@ -99,6 +105,12 @@ def of_bound(row: dict, what: str, context: int, position: int) -> float:
     return statistics.median(t * bytes_read / (b * 1e9) for t, b in zip(row[what][context], bandwidth))
 
 
+def kv_slope(row: dict) -> float:
+    short, long = min(row["decode"]), max(row["decode"])
+    longer = 1 / statistics.median(row["decode"][long]) - 1 / statistics.median(row["decode"][short])
+    return longer * statistics.median(row["bandwidth_gb_s"]) * 1e9 / (row["kv_bytes"] * (long - short))
+
+
 def show(rows: list[dict], options: argparse.Namespace, console: Console) -> None:
     base = next((r for r in rows if r["contender"] == "transformers:bfloat16"), rows[0])
     fp32 = next((r for r in rows if r["contender"] == "transformers:float32"), None)
@@ -118,7 +130,8 @@ def show(rows: list[dict], options: argparse.Namespace, console: Console) -> Non
         table.add_column(f"x {against}", justify="right")
         if fp32:
             table.add_column("x fp32", justify="right")
-    for head in ("MB read\na token", "peak MB", "load s"):
+    extra = {"KV slope": len(options.contexts) > 1 and bandwidth, "busy core": options.busy}
+    for head in (*(name for name, wanted in extra.items() if wanted), "MB read\na token", "peak MB", "load s"):
         table.add_column(head, justify="right")
     for row in rows:
         cells = [row["contender"]]
@@ -132,6 +145,10 @@ def show(rows: list[dict], options: argparse.Namespace, console: Console) -> Non
             cells += [f"{statistics.median(speed):.0f}", f"{ratio(speed, base['prefill'][length]):.2f}"]
             if fp32:
                 cells.append(f"{ratio(speed, fp32['prefill'][length]):.2f}")
+        if extra["KV slope"]:
+            cells.append(f"{kv_slope(row):.2f}")
+        if extra["busy core"]:
+            cells.append(f"{min(ratio(row['busy'][c], row['decode'][c]) for c in row['busy']):.2f}" if row["busy"] else "-")
         cells += [f"{row['bytes'] / 1e6:.0f}", f"{row['peak_mb']:.0f}", f"{row['load_s']:.1f}"]
         table.add_row(*cells)
     console.print(table)
@@ -171,6 +188,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24, help="tokens per decode figure")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--step", action="store_true", help="also time the decode operators by themselves")
+    parser.add_argument("--busy", action="store_true", help="also decode while another process keeps a core busy")
     parser.add_argument("--as-avx2", action="store_true", help="keep everybody to AVX2, as on a CPU that has no more")
     parser.add_argument("--json", type=Path, help="also save every single figure here")
     parser.add_argument("--plot", type=Path, help="also save a plot (PNG) of the decode speeds here; needs matplotlib")
@@ -180,10 +198,10 @@ def main() -> None:
     for model in options.models:
         for threads in options.threads:
             rows = measure(model, threads, options.contenders, options, console)
-            show(rows, options, console)
             everything += rows
-    if options.json:
-        options.json.write_text(json.dumps(everything, indent=1))
+            if options.json:
+                options.json.write_text(json.dumps(everything, indent=1))
+            show(rows, options, console)
     if options.plot:
         plot(everything, options.plot)
 
