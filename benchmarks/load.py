@@ -3,11 +3,13 @@
 
     python benchmarks/load.py [--model GGUF] [--repeat 3] [--json FILE]
 
-Ways: `tle_torch.from_gguf`, and `AutoModelForCausalLM.from_pretrained(gguf_file=...)` with its tokenizer in bf16, as transformers loads the same
-file. Each runs in fresh processes, in turn, and in each of them twice:
+Ways: `tle_torch.from_gguf`, and `AutoModelForCausalLM.from_pretrained(gguf_file=...)` with its tokenizer in bf16, as
+transformers loads the same file. Each runs in fresh processes, in turn, and in each of them twice:
 
-- cold: seconds and resident memory of the first call. Memory then also counts what the process touches for the first time whatever it
-  loads: torch's code, of which every operator brings some 64 KiB pages, and Python modules that are imported when needed.
+- cold: seconds and resident memory of the first call. Memory then also counts what the process touches for the first
+  time whatever it
+  loads: torch's code, of which every operator brings some 64 KiB pages, and Python modules that are imported when
+      needed.
 - warm: of a second call, while the first model is still there. This is what the model and its tokenizer hold.
 
 Printed: the median of the seconds, and memory as growth of the resident set over the size of the file.
@@ -84,7 +86,13 @@ def main() -> None:
     figures = {}
     for way, results in runs.items():
         cold, warm = ([statistics.median(values) for values in zip(*when)] for when in zip(*results))
-        figures[way] = {"cold_seconds": cold[0], "cold_bytes": cold[1], "warm_seconds": warm[0], "warm_bytes": warm[1], "runs": results}
+        figures[way] = {
+            "cold_seconds": cold[0],
+            "cold_bytes": cold[1],
+            "warm_seconds": warm[0],
+            "warm_bytes": warm[1],
+            "runs": results,
+        }
         cells = (f"{value[0]:.2f}\t{value[1] / size:.2f}".split("\t") for value in (cold, warm))
         table.add_row(way, *(cell for pair in cells for cell in pair))
     Console().print(table)

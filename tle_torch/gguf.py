@@ -1,9 +1,9 @@
 """Models from GGUF files.
 
-For the Llama-shaped architectures the file's weights are taken over as they are: the same codes, scales and minima, packed in
-the kernels' order straight out of the mapped file, one tensor at a time. Nothing is de-quantised, not even the
-embedding, whose rows are gathered from the packed table that is also the tied head. Everything else goes through
-transformers, which de-quantises the file, and through `patch_model`.
+For the Llama-shaped architectures the file's weights are taken over as they are: the same codes, scales and minima,
+packed in the kernels' order straight out of the mapped file, one tensor at a time. Nothing that a packed scheme holds
+is de-quantised, not even the embedding, whose rows are gathered from the packed table that is also the tied head.
+Everything else goes through transformers, which de-quantises the file, and through `patch_model`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from tle_torch.report import Replaced
 
 __all__ = ["from_gguf"]
 
-# GGUF types whose codes a packed scheme holds unchanged (csrc/runtime/gguf_blocks.h).
-_TAKEN_OVER = {"Q4_0": "w4a8-g32", "Q4_1": "w4a8-g32-asym", "Q4_K": "w4a8-g32-asym", "Q8_0": "w8a8-g32"}
-# Other types (Q5_K, Q6_K, ...) are de-quantised one tensor at a time and packed to this scheme; the report says so.
+# What types that pack_gguf_weight does not know (Q2_K, Q3_K, ...) are packed to, de-quantised one tensor at a time.
 _FALLBACK = "w8a8-g32"
 
 
@@ -80,18 +78,21 @@ _OPTIONAL = {
     "context_length": "max_position_embeddings",
 }
 _TOKEN_IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "unk_token_id": "unknown", "pad_token_id": "padding"}
+_ROPE_DIVISORS = "rope_freqs.weight"
 _ROPE_THETA = 10000.0  # llama.cpp's, where a file names none
 
 
-def from_gguf(path: str | os.PathLike, scheme: str | None = None, *, dtype: torch.dtype = torch.bfloat16, **patch_options):
+def from_gguf(
+    path: str | os.PathLike, scheme: str | None = None, *, dtype: torch.dtype = torch.bfloat16, **patch_options
+):
     """Loads a GGUF file as a patched model.
 
     Args:
         path: the file.
-        scheme: None takes the weights over as the file has them (Q4_0, Q4_1, Q4_K and Q8_0 keep their codes and scales; other
-            quantised types are re-quantised to w8a8-g32, and the report names them), for the architectures llama, qwen2,
-            qwen3 and smollm3. A scheme's name de-quantises the file and packs the weights to that scheme; so
-            does None for any other architecture, with w8a8.
+        scheme: None takes the weights over as the file has them (Q4_0, Q4_1, Q4_K, Q5_0, Q8_0, IQ4_NL and IQ4_XS keep
+            their codes and scales; other quantised types are re-quantised to w8a8-g32, and the report names them), for
+            the architectures llama, qwen2, qwen3 and smollm3. A scheme's name de-quantises the file and packs the
+            weights to that scheme; so does None for any other architecture, with w8a8.
         dtype: of activations and of what stays dense.
         patch_options: further arguments of `patch_model`.
 
@@ -100,8 +101,8 @@ def from_gguf(path: str | os.PathLike, scheme: str | None = None, *, dtype: torc
 
     Raises:
         TypeError, FileNotFoundError: `path` is no path, or of no file.
-        ValueError: it is no GGUF file, is cut off or damaged, holds something else than a model that can be loaded, or tensors that do
-            not fit it; the scheme or an option is wrong.
+        ValueError: it is no GGUF file, is cut off or damaged, holds something else than a model that can be loaded, or
+            tensors that do not fit it; the scheme or an option is wrong.
     """
     if scheme is not None:
         weights.check_scheme(scheme)
@@ -124,10 +125,14 @@ def _converted(file: GgufFile, scheme: str | None, dtype: torch.dtype, patch_opt
         model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=dtype).eval()
     except (KeyError, ValueError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{name}: transformers cannot load its architecture {file.architecture!r}: {reason}") from error
+        raise ValueError(
+            f"{name}: transformers cannot load its architecture {file.architecture!r}: {reason}"
+        ) from error
     report = patch_model(model, scheme or "w8a8", **patch_options)
     if scheme is None:
-        report.notes.append(f"The file's codes were not kept: transformers reads what is special to its {file.architecture!r}.")
+        report.notes.append(
+            f"The file's codes were not kept: transformers reads what is special to its {file.architecture!r}."
+        )
     return model
 
 
@@ -139,12 +144,14 @@ def _taken_over(file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype, pa
     report_rows: list[Replaced] = []
     requantised: list[str] = []
     for tensor in file.tensors.values():
+        if tensor.name == _ROPE_DIVISORS:
+            continue  # is part of the config
         target, leaf = _target(tensor.name)
         module = _owner(file, tensor, model, target, leaf)
         rows = _order(config, target, tensor.shape[0]) if _ARCHITECTURES[file.architecture].permuted else None
         if leaf == "weight" and isinstance(module, (nn.Linear, nn.Embedding)) and tensor.type not in FLOAT_TYPES:
             packed, scheme = _packed(file, tensor, rows)
-            if tensor.type not in _TAKEN_OVER:
+            if not _is_exact(tensor):
                 requantised.append(f"{target} ({tensor.type})")
             report_rows += _install(model, target, packed, dtype, scheme, tensor)
         else:
@@ -160,7 +167,9 @@ def _taken_over(file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype, pa
     report.bytes_before = file.path.stat().st_size
     report.notes = [note for note in report.notes if "patched before" not in note]
     if requantised:
-        report.notes.append(f"Re-quantised to {_FALLBACK}, since no packed scheme holds their codes: {', '.join(requantised)}.")
+        report.notes.append(
+            f"Re-quantised to {_FALLBACK}, since no packed scheme holds their codes: {', '.join(requantised)}."
+        )
     return model
 
 
@@ -177,10 +186,12 @@ def _target(name: str) -> tuple[str, str] | None:
 
 
 def _config(file: GgufFile) -> PreTrainedConfig | None:
-    """The file's metadata as a transformers config; None if the file has something that only transformers' conversion knows: another
-    architecture, tensors of other names, scaled rotary embeddings."""
+    """The file's metadata as a transformers config; None if the file has something that only transformers' conversion
+    knows: another architecture, tensors of other names, scaled rotary embeddings."""
     metadata, architecture, name = file.metadata, file.architecture, file.path.name
-    if architecture not in _ARCHITECTURES or any(_target(tensor) is None for tensor in file.tensors):
+    if architecture not in _ARCHITECTURES or any(
+        _target(tensor) is None for tensor in file.tensors if tensor != _ROPE_DIVISORS
+    ):
         return None
     if metadata.get(f"{architecture}.rope.scaling.type", "none") != "none":
         return None
@@ -194,13 +205,19 @@ def _config(file: GgufFile) -> PreTrainedConfig | None:
     }
     wrong = [ours for ours, value in values.items() if not isinstance(value, (int, float)) or value <= 0]
     if wrong:
-        raise ValueError(f"{name}: the metadata's {wrong[0]} is {values[wrong[0]]!r}, which a {architecture} model cannot have")
+        raise ValueError(
+            f"{name}: the metadata's {wrong[0]} is {values[wrong[0]]!r}, which a {architecture} model cannot have"
+        )
     heads = values["num_attention_heads"]
     shared = values.setdefault("num_key_value_heads", heads)
     if heads % shared:
-        raise ValueError(f"{name}: the metadata's {heads} attention heads are no multiple of the {shared} of keys and values")
+        raise ValueError(
+            f"{name}: the metadata's {heads} attention heads are no multiple of the {shared} of keys and values"
+        )
     if "head_dim" not in values and values["hidden_size"] % heads:
-        raise ValueError(f"{name}: the metadata have {heads} attention heads, and the embeddings' {values['hidden_size']} are no multiple")
+        raise ValueError(
+            f"{name}: {heads} attention heads, and the embeddings' {values['hidden_size']} are no multiple"
+        )
     values.setdefault("head_dim", values["hidden_size"] // heads)
     if metadata.get(f"{architecture}.rope.dimension_count", values["head_dim"]) != values["head_dim"]:
         return None
@@ -210,16 +227,40 @@ def _config(file: GgufFile) -> PreTrainedConfig | None:
     values["vocab_size"] = embedding.shape[0]
     tokens = metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and len(tokens) != embedding.shape[0]:
-        raise ValueError(f"{name}: the vocabulary has {len(tokens)} tokens, and token_embd.weight {embedding.shape[0]} rows")
+        raise ValueError(
+            f"{name}: the vocabulary has {len(tokens)} tokens, and token_embd.weight {embedding.shape[0]} rows"
+        )
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     for ours, theirs in _TOKEN_IDS.items():
         if f"tokenizer.ggml.{theirs}_token_id" in metadata:
             values[ours] = metadata[f"tokenizer.ggml.{theirs}_token_id"]
     theta = metadata.get(f"{architecture}.rope.freq_base", _ROPE_THETA)
-    values["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    values["rope_parameters"] = {"rope_type": "default", "rope_theta": theta, **_rope_divisors(file, values)}
     # llama.cpp has one architecture for both.
     mistral = architecture == "llama" and "mistral" in str(metadata.get("general.name", ""))
     return AutoConfig.for_model("mistral" if mistral else architecture, **values)
+
+
+def _rope_divisors(file: GgufFile, values: dict) -> dict:
+    """Rotary parameters of a file that divides each frequency by a number of its own. Llama 3.1 and later do: the file
+    has the numbers, not the formula that they are from, and transformers' longrope takes numbers."""
+    tensor = file.tensors.get(_ROPE_DIVISORS)
+    if tensor is None:
+        return {}
+    pairs = values["head_dim"] // 2
+    if tensor.shape != (pairs,):
+        raise ValueError(
+            f"{file.path.name}: {tensor.name} has the shape {list(tensor.shape)}, and a head {pairs} pairs"
+        )
+    divisors = _values(file, tensor).tolist()
+    return {
+        "rope_type": "longrope",
+        "short_factor": divisors,
+        "long_factor": divisors,
+        "attention_factor": 1.0,
+        "factor": 1.0,
+        "original_max_position_embeddings": values.get("max_position_embeddings", 2048),
+    }
 
 
 def _owner(file: GgufFile, tensor: Tensor, model: PreTrainedModel, target: str, leaf: str) -> nn.Module:
@@ -228,10 +269,14 @@ def _owner(file: GgufFile, tensor: Tensor, model: PreTrainedModel, target: str, 
     try:
         module = model.get_submodule(target)
     except AttributeError:
-        raise ValueError(f"{name}: {tensor.name} belongs to {target}, which a model of these metadata does not have") from None
+        raise ValueError(
+            f"{name}: {tensor.name} belongs to {target}, which a model of these metadata does not have"
+        ) from None
     parameter = module._parameters.get(leaf)
     if parameter is None:
-        raise ValueError(f"{name}: {tensor.name} belongs to {target}.{leaf}, which a {type(model).__name__} does not have")
+        raise ValueError(
+            f"{name}: {tensor.name} belongs to {target}.{leaf}, which a {type(model).__name__} does not have"
+        )
     if tuple(parameter.shape) != tensor.shape:
         raise ValueError(
             f"{name}: {tensor.name} has the shape {list(tensor.shape)}, and the metadata say {list(parameter.shape)}"
@@ -246,8 +291,8 @@ def _sharers(model: PreTrainedModel, module: nn.Module, leaf: str) -> list[nn.Mo
 
 
 def _order(config: PreTrainedConfig, target: str, rows: int) -> torch.Tensor | None:
-    """For each row of a query or key projection the file's row, None for other tensors: llama.cpp stores the pairs of a rotation side
-    by side, Hugging Face the first of all pairs and then the second ones."""
+    """For each row of a query or key projection the file's row, None for other tensors: llama.cpp stores the pairs of a
+    rotation side by side, Hugging Face the first of all pairs and then the second ones."""
     if target.endswith(".self_attn.q_proj"):
         heads = config.num_attention_heads
     elif target.endswith(".self_attn.k_proj"):
@@ -260,11 +305,16 @@ def _order(config: PreTrainedConfig, target: str, rows: int) -> torch.Tensor | N
 def _packed(file: GgufFile, tensor: Tensor, rows: torch.Tensor | None) -> tuple[torch.Tensor, str]:
     """(packed weight, scheme) of a quantised tensor [N, K]; `rows`: the file's row of each row, or None."""
     n, k = tensor.shape
-    if tensor.type in _TAKEN_OVER:
+    if tensor.type in weights.GGUF_TYPES:
         blocks = file.bytes_of(tensor).view(n, -1)
-        return torch.ops.tle.pack_gguf_weight(blocks, tensor.type, k, rows), _TAKEN_OVER[tensor.type]
+        return torch.ops.tle.pack_gguf_weight(blocks, tensor.type, k, rows), weights.GGUF_TYPES[tensor.type].scheme
     values = _values(file, tensor)
     return weights.quantize(values if rows is None else values[rows], _FALLBACK), _FALLBACK
+
+
+def _is_exact(tensor: Tensor) -> bool:
+    """Whether a packed weight has the very codes of a quantised tensor."""
+    return tensor.type in weights.GGUF_TYPES and weights.GGUF_TYPES[tensor.type].exact
 
 
 def _values(file: GgufFile, tensor: Tensor) -> torch.Tensor:
@@ -275,7 +325,9 @@ def _values(file: GgufFile, tensor: Tensor) -> torch.Tensor:
     try:
         values = quants.dequantize(data.view(*tensor.shape[:-1], -1).numpy(), GGMLQuantizationType[tensor.type])
     except (NotImplementedError, KeyError):
-        raise ValueError(f"{file.path.name}: {tensor.name} is of the type {tensor.type}, which cannot be read") from None
+        raise ValueError(
+            f"{file.path.name}: {tensor.name} is of the type {tensor.type}, which cannot be read"
+        ) from None
     return torch.from_numpy(values).view(tensor.shape)
 
 
@@ -285,7 +337,7 @@ def _install(
     """Puts a packed weight into its module, and the embedding's also into the head that is tied to it."""
     module = model.get_submodule(target)
     was = type(module).__name__
-    name = f"{scheme} ({tensor.type} of the file)" if tensor.type in _TAKEN_OVER else scheme
+    name = f"{scheme} ({tensor.type} of the file)" if _is_exact(tensor) else scheme
     rows = [Replaced(target, was, was, name, tensor.nbytes, packed.numel())]
     if isinstance(module, nn.Embedding):
         for head in _sharers(model, module, "weight")[1:]:
@@ -298,10 +350,13 @@ def _install(
 
 
 def _fill_buffers(file: GgufFile, model: PreTrainedModel) -> None:
-    """Buffers that are computed and not loaded (rotary frequencies) are on the meta device: makes their modules anew."""
+    """Buffers that are computed and not loaded (rotary frequencies) are on the meta device: makes their modules
+    anew."""
     for name, module in list(model.named_modules()):
         if any(b.is_meta for b in module._buffers.values() if b is not None):
             model.set_submodule(name, type(module)(config=module.config))
     left = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
     if left:
-        raise ValueError(f"{file.path.name}: the file has no values for {', '.join(left[:5])}{' ...' if len(left) > 5 else ''}")
+        raise ValueError(
+            f"{file.path.name}: the file has no values for {', '.join(left[:5])}{' ...' if len(left) > 5 else ''}"
+        )

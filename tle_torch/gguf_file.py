@@ -1,7 +1,7 @@
 """Reading GGUF files: metadata, table of tensors, mapped data.
 
-Everything that a file says about itself is checked here, so that what reads on can rely on it. Layout (little-endian; source: the
-GGUF specification in ggml's documentation):
+Everything that a file says about itself is checked here, so that what reads on can rely on it. Layout (little-endian;
+source: the GGUF specification in ggml's documentation):
 
     "GGUF"  u32 version  u64 tensors  u64 metadata entries
     entry   string key, u32 type, value             string: u64 length, UTF-8; array: u32 type, u64 count, values
@@ -99,7 +99,8 @@ class GgufFile:
         return torch.from_numpy(np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.begin))
 
     def release_until(self, tensor: Tensor) -> None:
-        """Gives the memory of the file's pages back, from the first to the last of a tensor. They can still be read, from the file again."""
+        """Gives the memory of the file's pages back, from the first to the last of a tensor. They can still be read,
+        from the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             # From the first, because a read also maps what lies around it.
             self._map.madvise(mmap.MADV_DONTNEED, 0, tensor.begin + tensor.nbytes)
@@ -205,7 +206,9 @@ class GgufFile:
             block, block_bytes = GGML_QUANT_SIZES[kind]
             elements = math.prod(shape)
             if elements == 0 or shape[-1] % block:
-                raise self._error(f"tensor {name!r} has the shape {list(shape)}, which blocks of {block} ({kind.name}) cannot have")
+                raise self._error(
+                    f"tensor {name!r} has the shape {list(shape)}, which blocks of {block} ({kind.name}) cannot have"
+                )
             nbytes, begin = elements // block * block_bytes, start + offset
             if begin + nbytes > len(self._map):
                 raise self._error(

@@ -19,10 +19,10 @@ _SENTENCEPIECE = "llama"
 def tokenizer_of(file: GgufFile, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a file: what `AutoTokenizer.from_pretrained(folder, gguf_file=name)` makes.
 
-    transformers' own conversion does the work, on metadata that were read once. Reading is what takes that call its seconds:
-    it parses the file three times, and for most architectures once more with the gguf package, only to find the
-    class of the tokenizer. It also prefers a tokenizer.json that lies beside the file, which may be another model's; this
-    does not.
+    transformers' own conversion does the work, on metadata that were read once. Reading is what takes that call its
+    seconds: it parses the file three times, and for most architectures once more with the gguf package, only to find
+    the class of the tokenizer. It also prefers a tokenizer.json that lies beside the file, which may be another
+    model's; this does not.
 
     Args:
         file: the open file.
@@ -36,7 +36,9 @@ def tokenizer_of(file: GgufFile, config: PreTrainedConfig) -> PreTrainedTokenize
     if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
         raise ValueError(f"{name}: the file has no tokenizer ({_TOKENS})")
     groups = {
-        group: {ours: metadata[f"tokenizer.{theirs}"] for theirs, ours in names.items() if f"tokenizer.{theirs}" in metadata}
+        group: {
+            ours: metadata[f"tokenizer.{theirs}"] for theirs, ours in names.items() if f"tokenizer.{theirs}" in metadata
+        }
         for group, names in GGUF_TOKENIZER_MAPPING.items()
     }
     description, options = groups["tokenizer"], groups["tokenizer_config"]
@@ -59,8 +61,8 @@ def tokenizer_of(file: GgufFile, config: PreTrainedConfig) -> PreTrainedTokenize
 
 
 class _AsItIs:
-    """Stands for a tokenizer where transformers makes a deep copy: what comes out is the tokenizer itself. A copy takes a third of the
-    time that the whole tokenizer takes, and leaves the heap in pieces."""
+    """Stands for a tokenizer where transformers makes a deep copy: what comes out is the tokenizer itself. A copy takes
+    a third of the time that the whole tokenizer takes, and leaves the heap in pieces."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer

@@ -61,7 +61,7 @@ def _(codes, scales, scheme, minima=None):
 
 
 @_fake("pack_gguf_weight")
-def _(blocks, type, in_features, rows=None):
+def _(blocks, type, in_features, rows=None, groups=None):
     return blocks.new_empty([_C.gguf_packed_bytes(type, blocks.shape[0], in_features)], dtype=torch.uint8)
 
 

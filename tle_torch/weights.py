@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from typing import NamedTuple
 
 import torch
 
@@ -15,6 +16,7 @@ from tle_torch.ops import _C
 
 __all__ = [
     "FLOAT_DTYPES",
+    "GGUF_TYPES",
     "UNQUANTIZED",
     "check_packed",
     "check_scheme",
@@ -29,6 +31,18 @@ __all__ = [
 UNQUANTIZED = "bf16"
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEADER_BYTES = 64
+GGUF_GROUP = 32  # k per scale of what becomes of GGUF blocks
+
+
+class GgufType(NamedTuple):
+    """What becomes of the blocks of a GGUF type: a scheme, and whether it holds the same codes, scales and minima."""
+
+    scheme: str
+    exact: bool
+
+
+# The types that `pack_gguf_weight` packs, by name (csrc/runtime/gguf_blocks.h).
+GGUF_TYPES = {name: GgufType(*what) for name, what in _C.gguf_types().items()}
 
 
 def schemes() -> list[str]:

@@ -1,6 +1,9 @@
 // pack_gguf_weight and packed_embedding.
 #include "csrc/runtime/gguf_blocks.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "csrc/engine/program.h"
 #include "csrc/kernels/common/scalar.h"
 #include "csrc/torch/checks.h"
@@ -10,8 +13,22 @@ namespace tle {
 
 namespace {
 
+// An index [n] into 0 .. n - 1; undefined where there is none.
+at::Tensor checked_order(const char* op, const char* name, const std::optional<at::Tensor>& order, int64_t n) {
+  if (!order.has_value()) return {};
+  check_dtype(op, name, *order, at::kLong);
+  check_dim(op, name, *order, 1);
+  check_size(op, name, *order, 0, n, "as many as the blocks have");
+  const at::Tensor dense = order->contiguous();
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t index = dense.const_data_ptr<int64_t>()[i];
+    TORCH_CHECK_INDEX(index >= 0 && index < n, op, ": ", name, "[", i, "] is ", index, ", and there are ", n);
+  }
+  return dense;
+}
+
 at::Tensor pack_gguf_weight(const at::Tensor& blocks, c10::string_view type_name, int64_t in_features,
-                            const std::optional<at::Tensor>& rows) {
+                            const std::optional<at::Tensor>& rows, const std::optional<at::Tensor>& groups) {
   const char* op = "pack_gguf_weight";
   check_dtype(op, "blocks", blocks, at::kByte);
   check_dim(op, "blocks", blocks, 2);
@@ -20,16 +37,13 @@ at::Tensor pack_gguf_weight(const at::Tensor& blocks, c10::string_view type_name
   const PackedHeader header = gguf_header(type, n, in_features);
   check_size(op, "blocks", blocks, 1, in_features / type.block_k * type.block_bytes, "the blocks of a row");
   TORCH_CHECK_VALUE(blocks.stride(1) == 1 || blocks.size(1) <= 1, op, ": the rows of blocks must be dense");
-  at::Tensor order;
-  if (rows.has_value()) {
-    check_dtype(op, "rows", *rows, at::kLong);
-    check_dim(op, "rows", *rows, 1);
-    check_size(op, "rows", *rows, 0, n, "one per row of blocks");
-    order = rows->contiguous();
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t row = order.const_data_ptr<int64_t>()[i];
-      TORCH_CHECK_INDEX(row >= 0 && row < n, op, ": rows[", i, "] is ", row, ", and there are ", n, " rows");
-    }
+  const at::Tensor order = checked_order(op, "rows", rows, n);
+  std::vector<int64_t> place;  // of each group of a row
+  if (groups.has_value()) {
+    const at::Tensor from = checked_order(op, "groups", groups, in_features / kGgufGroup);
+    place.assign(size_t(from.numel()), -1);
+    for (int64_t g = 0; g < from.numel(); ++g) place[size_t(from.const_data_ptr<int64_t>()[g])] = g;
+    TORCH_CHECK_VALUE(std::find(place.begin(), place.end(), -1) == place.end(), op, ": groups must be a permutation");
   }
   const PackedLayout layout = layout_of(header);
   at::Tensor packed = at::empty({layout.total_bytes}, blocks.options());
@@ -41,18 +55,18 @@ at::Tensor pack_gguf_weight(const at::Tensor& blocks, c10::string_view type_name
     uint8_t* packed;
     const uint8_t* blocks;
     int64_t stride;
-    const int64_t* order;
+    const int64_t *order, *place;
   };
   Program program(1);
   program.add(
       Stage{&type, header, packed.mutable_data_ptr<uint8_t>(), blocks.const_data_ptr<uint8_t>(), blocks.stride(0),
-            rows.has_value() ? order.const_data_ptr<int64_t>() : nullptr},
+            rows.has_value() ? order.const_data_ptr<int64_t>() : nullptr, groups.has_value() ? place.data() : nullptr},
       layout.panels, layout.total_bytes, +[](const Stage& s, int64_t panel, int) {
         const uint8_t* of_channel[16] = {};
         const int64_t first = panel * kPanelChannels;
         for (int64_t c = 0; c < std::min(kPanelChannels, s.header.n - first); ++c)
           of_channel[c] = s.blocks + (s.order ? s.order[first + c] : first + c) * s.stride;
-        pack_gguf_panel(*s.type, s.header, s.packed, panel, of_channel);
+        pack_gguf_panel(*s.type, s.header, s.packed, panel, of_channel, s.place);
       });
   program.run();
   return packed;

@@ -86,6 +86,14 @@ PYBIND11_MODULE(_C, m) {
     if (wide && header.min_type != ScaleType::kNone) header.min_type = ScaleType::kF32;
     return layout_of(header).total_bytes;
   }, py::arg("scheme"), py::arg("n"), py::arg("k"), py::arg("group_size") = 0, py::arg("wide") = false);
+  m.def("gguf_types", [] {
+    py::dict types;
+    for (const GgufType& type : gguf_types()) {
+      PackedHeader header = gguf_header(type, 1, type.block_k);
+      types[type.name] = py::make_tuple(scheme_name(header), type.take != nullptr);
+    }
+    return types;
+  });
   m.def("gguf_packed_bytes", [](const std::string& type, int64_t n, int64_t k) {
     return layout_of(gguf_header(gguf_type(type), n, k)).total_bytes;
   });

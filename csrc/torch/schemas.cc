@@ -37,9 +37,10 @@
   X("quantize_linear_weight(Tensor weight, str scheme, int group_size=0) -> Tensor")                                  \
   /* codes int8 [N, K] (0 .. 15 for 4 bits), scales [N] or [N, groups], minima as scales */                           \
   X("pack_linear_weight(Tensor codes, Tensor scales, str scheme, Tensor? minima=None) -> Tensor")                     \
-  /* blocks uint8 [N, bytes of a row] of a GGUF file (type Q4_0, Q4_1, Q8_0 or Q4_K), taken over without              \
-     re-quantising; rows int64 [N]: output channel i is row rows[i] of the file */                                    \
-  X("pack_gguf_weight(Tensor blocks, str type, int in_features, Tensor? rows=None) -> Tensor")                        \
+  /* blocks uint8 [N, bytes of a row] of a GGUF file, taken over (type Q4_0, Q4_1, Q4_K, Q5_0, Q8_0, IQ4_NL, IQ4_XS)  \
+     or quantised again (Q5_1, Q5_K, Q6_K); rows int64 [N]: output channel i is row rows[i] of the file;              \
+     groups int64 [K / 32]: the k of group i are those of the file's group groups[i] */                               \
+  X("pack_gguf_weight(Tensor blocks, str type, int in_features, Tensor? rows=None, Tensor? groups=None) -> Tensor")   \
   /* rows of a packed weight, de-quantised: ids int64 [...] -> [..., in_features] */                                  \
   X("packed_embedding(Tensor ids, Tensor packed, int out_features, int in_features, ScalarType dtype) -> Tensor")     \
   X("dequantize_linear_weight(Tensor packed, int out_features, int in_features, ScalarType dtype=float32) -> Tensor") \

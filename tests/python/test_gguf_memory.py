@@ -10,7 +10,8 @@ from test_gguf_models import write_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Loads FIRST, so that the code of torch that every model runs through is in memory, and then measures FILE. Loading must not make float
+# Loads FIRST, so that the code of torch that every model runs through is in memory, and then measures FILE. Loading
+# must not make float
 # weights: neither transformers' conversion nor an operator that de-quantises may run.
 PROGRAM = """
 import json, resource, sys, time
@@ -37,8 +38,8 @@ ids = tokenizer("The capital of France is", return_tensors="pt")
 out = tokenizer.decode(model.generate(**ids, max_new_tokens=4, do_sample=False)[0])
 dense = [name for name, p in model.named_parameters() if p.dim() > 1]
 print(json.dumps({
-    "seconds": seconds, "growth": resident() - before, "peak": int(status["VmHWM"].split()[0]) * 1024 - before, "out": out,
-    "dense": dense, "shared": model.get_input_embeddings().packed is model.get_output_embeddings().packed,
+    "seconds": seconds, "growth": resident() - before, "peak": int(status["VmHWM"].split()[0]) * 1024 - before, "out":
+    out, "dense": dense, "shared": model.get_input_embeddings().packed is model.get_output_embeddings().packed,
 }))
 """
 
@@ -48,7 +49,9 @@ def test_smollm2(tmp_path):
     command = [sys.executable, str(ROOT / "scripts" / "fetch.py"), "smollm2"]
     file = Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().splitlines()[-1])
     first = write_gguf(tmp_path / "first.gguf")
-    run = subprocess.run([sys.executable, "-c", PROGRAM, str(first), str(file)], check=True, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(first), str(file)], check=True, capture_output=True, text=True
+    )
     got = json.loads(run.stdout.strip().splitlines()[-1])
     size = file.stat().st_size
     assert "Paris" in got["out"] and got["dense"] == [] and got["shared"]

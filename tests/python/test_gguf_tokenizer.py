@@ -22,11 +22,24 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TEXTS = [
-    "", " ", "  two  spaces ", "\t\ttabs\n\n\nlines\r\n", "Hello, world! It's 2024, isn't it? 1234567890", "don't DON'T we'll",
-    "naïve façade – “quotes” … № ½ ﬁ Ⅷ", "Ünïcödé: é vs e\u0301, Å vs A\u030a", "日本語のテキスト。中文，한국어 ไทย العربية עברית",
-    "emoji 👩‍👩‍👧‍👦 🇩🇪 👍🏽 \ufe0f", "zero\u200bwidth\u00a0space\u2028line\ufeff", "\x00\x01\x7f control", "🜂𝔘𝔫𝔦 𐍈",
-    "def f(x: int) -> int:\n    return x**2  # comment\n\n\tif (a&&b||!c) { y += 1; }", "<|im_start|>user\nHi<|im_end|>\n<think>a</think>",
-    "<|im_start|><|im_end|> <|im_start|> x<|im_end|>y", "<s>a</s> <unk> ▁a▁▁b", "https://example.org/a?b=c&d=%20#e",
+    "",
+    " ",
+    "  two  spaces ",
+    "\t\ttabs\n\n\nlines\r\n",
+    "Hello, world! It's 2024, isn't it? 1234567890",
+    "don't DON'T we'll",
+    "naïve façade – “quotes” … № ½ ﬁ Ⅷ",
+    "Ünïcödé: é vs e\u0301, Å vs A\u030a",
+    "日本語のテキスト。中文，한국어 ไทย العربية עברית",
+    "emoji 👩‍👩‍👧‍👦 🇩🇪 👍🏽 \ufe0f",
+    "zero\u200bwidth\u00a0space\u2028line\ufeff",
+    "\x00\x01\x7f control",
+    "🜂𝔘𝔫𝔦 𐍈",
+    "def f(x: int) -> int:\n    return x**2  # comment\n\n\tif (a&&b||!c) { y += 1; }",
+    "<|im_start|>user\nHi<|im_end|>\n<think>a</think>",
+    "<|im_start|><|im_end|> <|im_start|> x<|im_end|>y",
+    "<s>a</s> <unk> ▁a▁▁b",
+    "https://example.org/a?b=c&d=%20#e",
     TEXT[:5000],
 ]
 
@@ -66,7 +79,9 @@ def write(path, architecture, kind, tokens, types, merges=None, scores=None, pre
 def byte_level():
     """(tokens, types, merges) of a byte-level BPE in the order of a real one: special tokens, bytes, merges."""
     model = tokenizers.ByteLevelBPETokenizer()
-    model.train_from_iterator([TEXT, *TEXTS], vocab_size=700, min_frequency=1, special_tokens=["<|im_start|>", "<|im_end|>"])
+    model.train_from_iterator(
+        [TEXT, *TEXTS], vocab_size=700, min_frequency=1, special_tokens=["<|im_start|>", "<|im_end|>"]
+    )
     vocabulary = model.get_vocab()
     tokens = sorted(vocabulary, key=vocabulary.get) + ["<think>", "<tool>"]
     types = [CONTROL] * 2 + [1] * (len(tokens) - 4) + [USER_DEFINED] * 2
@@ -90,9 +105,17 @@ def _merges(model):
     return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
 
 
-@pytest.mark.parametrize("architecture, pre", [
-    ("llama", "smollm"), ("llama", "llama-bpe"), ("qwen2", "qwen2"), ("qwen3", "qwen2"), ("llama", None), ("llama", "tekken"),
-])
+@pytest.mark.parametrize(
+    "architecture, pre",
+    [
+        ("llama", "smollm"),
+        ("llama", "llama-bpe"),
+        ("qwen2", "qwen2"),
+        ("qwen3", "qwen2"),
+        ("llama", None),
+        ("llama", "tekken"),
+    ],
+)
 def test_byte_level(tmp_path, byte_level, architecture, pre):
     tokens, types, merges = byte_level
     path = write(tmp_path / "m.gguf", architecture, "gpt2", tokens, types, merges, pre=pre, bos=0, eos=1, pad=1)
@@ -112,8 +135,18 @@ def test_sentencepiece(tmp_path, sentencepiece, with_merges, flags):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf.GGUFWriter, "add_chat_template", with_flags)
-        path = write(tmp_path / "m.gguf", "llama", "llama", tokens, types, merges if with_merges else None, scores,
-                     bos=1, eos=2, unk=0)
+        path = write(
+            tmp_path / "m.gguf",
+            "llama",
+            "llama",
+            tokens,
+            types,
+            merges if with_merges else None,
+            scores,
+            bos=1,
+            eos=2,
+            unk=0,
+        )
     ours = assert_same_tokenizer(path, "llama")
     assert (ours("Hello").input_ids[0] == 1) == flags.get("add_bos", True)
 
@@ -133,7 +166,9 @@ def assert_same_tokenizer(path, architecture):
     assert type(got) is type(wanted)
     assert got.special_tokens_map == wanted.special_tokens_map and got.all_special_ids == wanted.all_special_ids
     assert got.get_vocab() == wanted.get_vocab() and len(got) == len(wanted)
-    assert {k: str(v) for k, v in got.added_tokens_decoder.items()} == {k: str(v) for k, v in wanted.added_tokens_decoder.items()}
+    assert {k: str(v) for k, v in got.added_tokens_decoder.items()} == {
+        k: str(v) for k, v in wanted.added_tokens_decoder.items()
+    }
     assert got.chat_template == wanted.chat_template and got.padding_side == wanted.padding_side
     for text in TEXTS:
         for special in (True, False):
@@ -141,7 +176,10 @@ def assert_same_tokenizer(path, architecture):
             assert got(text, add_special_tokens=special).input_ids == ids, text
             for skip in (True, False):
                 assert got.decode(ids, skip_special_tokens=skip) == wanted.decode(ids, skip_special_tokens=skip), text
-    chat = [{"role": "user", "content": "Why is the sky blue?"}, {"role": "assistant", "content": "<think>…</think> 42\n"}]
+    chat = [
+        {"role": "user", "content": "Why is the sky blue?"},
+        {"role": "assistant", "content": "<think>…</think> 42\n"},
+    ]
     for options in ({"tokenize": False}, {"return_dict": False}):
         rendered = wanted.apply_chat_template(chat, add_generation_prompt=True, **options)
         assert got.apply_chat_template(chat, add_generation_prompt=True, **options) == rendered
@@ -171,15 +209,18 @@ def test_another_models_tokenizer_beside_the_file_is_not_read(tmp_path, byte_lev
     assert again.get_vocab() == tokenizer.get_vocab()
 
 
-@pytest.mark.parametrize("change, words", [
-    ({"tokenizer.ggml.tokens": None}, "has no tokenizer"),
-    ({"tokenizer.ggml.tokens": []}, "has no tokenizer"),
-    ({"tokenizer.ggml.tokens": [1, 2]}, "has no tokenizer"),
-    ({"tokenizer.ggml.model": "rwkv"}, "cannot build its tokenizer .of kind 'rwkv'"),
-    ({"tokenizer.ggml.model": None}, "cannot build its tokenizer .of kind None"),
-    ({"tokenizer.ggml.eos_token_id": 10**6}, "the eos token is number 1000000 of a vocabulary"),
-    ({"tokenizer.ggml.merges": None}, "cannot build its tokenizer"),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"tokenizer.ggml.tokens": None}, "has no tokenizer"),
+        ({"tokenizer.ggml.tokens": []}, "has no tokenizer"),
+        ({"tokenizer.ggml.tokens": [1, 2]}, "has no tokenizer"),
+        ({"tokenizer.ggml.model": "rwkv"}, "cannot build its tokenizer .of kind 'rwkv'"),
+        ({"tokenizer.ggml.model": None}, "cannot build its tokenizer .of kind None"),
+        ({"tokenizer.ggml.eos_token_id": 10**6}, "the eos token is number 1000000 of a vocabulary"),
+        ({"tokenizer.ggml.merges": None}, "cannot build its tokenizer"),
+    ],
+)
 def test_bad_input(tmp_path, byte_level, change, words):
     tokens, types, merges = byte_level
     path = write(tmp_path / "m.gguf", "llama", "gpt2", tokens, types, merges, bos=0, eos=1)
