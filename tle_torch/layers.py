@@ -184,8 +184,9 @@ class QuantizedLinear(PatchedModule):
         return weights.dequantize(self._buffers["packed"], self.out_features, self.in_features, dtype)
 
     def float_weight(self) -> torch.Tensor:
-        """The original weight if it was kept, else the de-quantised values."""
-        return self.tle_original[0].detach() if self.tle_original else self.dequantized()
+        """The original weight if it was kept and is no GGUF blocks, else the de-quantised values."""
+        original = self.tle_original[0].detach() if self.tle_original else None
+        return self.dequantized() if original is None or original.dtype == torch.uint8 else original
 
     def __setattr__(self, name: str, value) -> None:
         if name == "weight":
@@ -293,6 +294,11 @@ class PackedEmbedding(PatchedModule):
         del self._buffers["packed"], self._buffers["weight_like"], self.tle_scheme
         self._non_persistent_buffers_set.discard("weight_like")
         super().tle_restore()
+        if not isinstance(self, nn.Embedding):
+            # What held GGUF blocks cannot hold floats: it becomes the Embedding that the blocks stood for.
+            self.__class__ = nn.Embedding
+            self.padding_idx = self.max_norm = None
+            self.norm_type, self.scale_grad_by_freq, self.sparse = 2.0, False, False
         self._parameters["weight"] = weight
 
     def extra_repr(self) -> str:

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from gguf.constants import GGMLQuantizationType
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.gguf.kernels import dequantize_blocks
-from transformers.integrations.gguf.utils import GgufLinear
+from transformers.integrations.gguf.utils import GgufEmbedding, GgufLinear
 
 from tle_torch import probes, threads, weights
 from tle_torch.attention import NAME as ATTENTION
@@ -68,8 +69,9 @@ def patch_model(
 
     Args:
         model: any module on the CPU; bf16, fp16 or fp32 weights.
-        scheme: "w8a8" (int8 weights per output channel, int8 activations per token), or "bf16": nothing is quantised.
-            `tle_torch.schemes()` lists them.
+        scheme: of float weights; GGUF blocks that transformers kept packed keep their codes, or get w8a8-g32 where no
+            scheme holds them (see from_gguf). "w8a8" (int8 weights per output channel, int8 activations per token), or
+            "bf16": nothing is quantised. `tle_torch.schemes()` lists them.
         quantize_head: also pack the language-model head. A tied head is then packed apart: the embedding stays as it
             is. Otherwise the head stays dense, in place.
         keep_original: keep the original weights too, so that `unpatch_model`, `disabled` and `verify` give back the
@@ -287,6 +289,39 @@ class _Quantize(_Action):
 
 
 @dataclass
+class _TakeBlocks(_Action):
+    """GGUF blocks that a module of transformers kept packed: the same codes in the kernels' order. `packed` is what a
+    head and the embedding that it is tied to share, by the id of their parameter."""
+
+    kind: str
+    groups: torch.Tensor | None
+    packed: dict[int, torch.Tensor]
+
+    def apply(self, report: Report, keep_original: bool) -> None:
+        module, original = self.module, type(self.module).__name__
+        parameter = module._parameters["weight"]
+        table = isinstance(module, GgufEmbedding)
+        if table and keep_original:
+            report.left_alone.append(LeftAlone(self.name, original, "its blocks are the original to keep"))
+            return
+        scheme, exact = weights.GGUF_TYPES[self.kind]
+        shared = self.packed.get(id(parameter))
+        packed = shared
+        if packed is None:
+            columns = module.embedding_dim if table else module.in_features
+            packed = torch.ops.tle.pack_gguf_weight(parameter.detach(), self.kind, columns, None, self.groups)
+            self.packed[id(parameter)] = packed
+        if table:
+            PackedEmbedding.convert(module, packed, module.compute_dtype, scheme)
+        else:
+            dtype = torch.float32 if module.bias is None else module.bias.dtype
+            QuantizedLinear.convert(module, packed, dtype, scheme, parameter if keep_original else None)
+        what = f"{scheme} ({self.kind} blocks{'' if exact else ', quantised again'})"
+        sizes = (_size(parameter), _size(packed)) if shared is None else (0, 0)
+        self._replaced(report, "Embedding" if table else "Linear", original, *sizes, what)
+
+
+@dataclass
 class _Dense(_Action):
     def apply(self, report: Report, keep_original: bool) -> None:
         original, size = type(self.module).__name__, _size(self.module.weight)
@@ -340,6 +375,7 @@ class _Scan:
         self._heads = _heads(model)
         self._families = [family for _, module in model.named_modules() if (family := family_of(module)) is not None]
         self._proven: dict[tuple, object] = {}
+        self._packed: dict[int, torch.Tensor] = {}
         for name, module in model.named_modules():
             self._find_adapters(name, module)
         for name, module in model.named_modules():
@@ -376,6 +412,8 @@ class _Scan:
     def _look(self, name: str, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, GgufLinear)):
             self._look_at_linear(name, module)
+            return
+        if type(module) is GgufEmbedding and self._takes_blocks(name, module):
             return
         names = self._mlp_names(module)
         if probes.looks_like_norm(module):
@@ -419,6 +457,10 @@ class _Scan:
             return
         weight = module._parameters["weight"]
         is_head, is_tied = id(module) in self._heads, id(weight) in self._tied
+        if isinstance(module, GgufLinear):
+            groups = _group_order(module.input_permutation)
+            if (groups is not None or module.input_permutation is None) and self._takes_blocks(name, module, groups):
+                return
         quantize = self._scheme != weights.UNQUANTIZED and (self._quantize_head if is_head else not is_tied)
         if quantize:
             self.actions.append(_Quantize(name, module, self._scheme))
@@ -426,6 +468,13 @@ class _Scan:
             self._leave(name, module, "its GGUF blocks need a packed scheme (quantize_head=True packs a head)")
         else:
             self.actions.append(_Dense(name, module))
+
+    def _takes_blocks(self, name: str, module: nn.Module, groups: torch.Tensor | None = None) -> bool:
+        """Whether a module's GGUF blocks can be packed; they will be, then."""
+        kind = GGMLQuantizationType(module.ggml_type).name
+        if kind in weights.GGUF_TYPES:
+            self.actions.append(_TakeBlocks(name, module, kind, groups, self._packed))
+        return kind in weights.GGUF_TYPES
 
     @staticmethod
     def _linear_reason(module: nn.Module) -> str | None:
@@ -498,6 +547,22 @@ def _unpacked(module: GgufLinear) -> torch.Tensor:
     natural = torch.empty_like(weight)
     natural[:, module.input_permutation] = weight
     return natural
+
+
+def _group_order(permutation: torch.Tensor | None) -> torch.Tensor | None:
+    """For each group of 32 natural columns the group of the blocks' columns, int64 [K / 32]; None if a permutation does
+    not move whole groups (that of Qwen3.5's value heads does), or there is none.
+
+    Args:
+        permutation: column j of the blocks belongs to input permutation[j] (see `_unpacked`).
+    """
+    if permutation is None or permutation.numel() % weights.GGUF_GROUP:
+        return None
+    groups = permutation.view(-1, weights.GGUF_GROUP)
+    first = groups[:, :1]
+    if (first % weights.GGUF_GROUP).any() or not torch.equal(groups, first + torch.arange(weights.GGUF_GROUP)):
+        return None
+    return torch.argsort(first.flatten() // weights.GGUF_GROUP)
 
 
 def _is_adapter_parameter(name: str, adapters: list[str]) -> bool:

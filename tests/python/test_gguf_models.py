@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from transformers.integrations.gguf.dequant import dequantize
-from transformers.integrations.gguf.utils import GgufLinear
+from transformers.integrations.gguf.utils import GgufEmbedding, GgufLinear
 
 import tiny
 import tle_torch
@@ -30,8 +30,8 @@ def write_gguf(
     change=lambda writer: None,
     shapes=(),
 ):
-    """A random Llama with a byte-level tokenizer of `vocabulary` tokens. `change` may change the writer before it writes; `shapes` are
-    (tensor, shape) that replace the right ones."""
+    """A random Llama with a byte-level tokenizer of `vocabulary` tokens. `change` may change the writer before it
+    writes; `shapes` are (tensor, shape) that replace the right ones."""
     random = np.random.default_rng(0)
     shapes = dict(shapes)
     writer = gguf.GGUFWriter(path, architecture)
@@ -144,24 +144,60 @@ def with_tensor(name, *shape):
     return lambda writer: writer.add_tensor(name, np.ones(shape, np.float32))
 
 
-@pytest.mark.parametrize("options, words", [
-    ({"architecture": "foo"}, "transformers cannot load its architecture 'foo'"),
-    ({"change": without("llama.block_count")}, "the metadata lack llama.block_count"),
-    ({"change": having("llama.attention.head_count", 0)}, "the metadata's num_attention_heads is 0, which a llama model cannot have"),
-    ({"change": having("llama.block_count", 0)}, "the metadata's num_hidden_layers is 0"),
-    ({"change": having("llama.attention.head_count", 6)}, "6 attention heads, and the embeddings' 64 are no multiple"),
-    ({"change": having("llama.attention.head_count_kv", 3)}, "4 attention heads are no multiple of the 3 of keys and values"),
-    ({"change": without("tokenizer.ggml.tokens")}, "the file has no tokenizer"),
-    ({"change": having("tokenizer.ggml.tokens", ["a", "b", "c"])}, "the vocabulary has 3 tokens, and token_embd.weight 128 rows"),
-    ({"shapes": {"token_embd.weight": (127, 64)}.items()}, "the vocabulary has 128 tokens, and token_embd.weight 127 rows"),
-    ({"shapes": {"token_embd.weight": (128, 32)}.items()}, "token_embd.weight has the shape .128, 32., and the metadata say .128, 64."),
-    ({"shapes": {"blk.1.ffn_down.weight": (64, 64)}.items()}, "blk.1.ffn_down.weight has the shape .64, 64., .* say .64, 96."),
-    ({"shapes": {"blk.0.attn_norm.weight": (32,)}.items()}, "blk.0.attn_norm.weight has the shape .32., .* say .64."),
-    ({"change": without_tensor("token_embd.weight")}, "the file has no token_embd.weight"),
-    ({"change": without_tensor("blk.1.attn_q.weight")}, "the file has no values for model.layers.1.self_attn.q_proj.weight"),
-    ({"change": with_tensor("blk.2.attn_norm.weight", 64)}, "blk.2.attn_norm.weight belongs to model.layers.2.input_layernorm"),
-    ({"change": with_tensor("blk.0.attn_q.bias", 64)}, "blk.0.attn_q.bias belongs to model.layers.0.self_attn.q_proj.bias, .* not have"),
-])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"architecture": "foo"}, "transformers cannot load its architecture 'foo'"),
+        ({"change": without("llama.block_count")}, "the metadata lack llama.block_count"),
+        (
+            {"change": having("llama.attention.head_count", 0)},
+            "the metadata's num_attention_heads is 0, which a llama model cannot have",
+        ),
+        ({"change": having("llama.block_count", 0)}, "the metadata's num_hidden_layers is 0"),
+        (
+            {"change": having("llama.attention.head_count", 6)},
+            "6 attention heads, and the embeddings' 64 are no multiple",
+        ),
+        (
+            {"change": having("llama.attention.head_count_kv", 3)},
+            "4 attention heads are no multiple of the 3 of keys and values",
+        ),
+        ({"change": without("tokenizer.ggml.tokens")}, "the file has no tokenizer"),
+        (
+            {"change": having("tokenizer.ggml.tokens", ["a", "b", "c"])},
+            "the vocabulary has 3 tokens, and token_embd.weight 128 rows",
+        ),
+        (
+            {"shapes": {"token_embd.weight": (127, 64)}.items()},
+            "the vocabulary has 128 tokens, and token_embd.weight 127 rows",
+        ),
+        (
+            {"shapes": {"token_embd.weight": (128, 32)}.items()},
+            "token_embd.weight has the shape .128, 32., and the metadata say .128, 64.",
+        ),
+        (
+            {"shapes": {"blk.1.ffn_down.weight": (64, 64)}.items()},
+            "blk.1.ffn_down.weight has the shape .64, 64., .* say .64, 96.",
+        ),
+        (
+            {"shapes": {"blk.0.attn_norm.weight": (32,)}.items()},
+            "blk.0.attn_norm.weight has the shape .32., .* say .64.",
+        ),
+        ({"change": without_tensor("token_embd.weight")}, "the file has no token_embd.weight"),
+        (
+            {"change": without_tensor("blk.1.attn_q.weight")},
+            "the file has no values for model.layers.1.self_attn.q_proj.weight",
+        ),
+        (
+            {"change": with_tensor("blk.2.attn_norm.weight", 64)},
+            "blk.2.attn_norm.weight belongs to model.layers.2.input_layernorm",
+        ),
+        (
+            {"change": with_tensor("blk.0.attn_q.bias", 64)},
+            "blk.0.attn_q.bias belongs to model.layers.0.self_attn.q_proj.bias, .* not have",
+        ),
+    ],
+)
 def test_files_that_are_no_model(tmp_path, options, words):
     path = write_gguf(tmp_path / "model.gguf", **options)
     with pytest.raises(ValueError, match=words) as caught:
@@ -191,33 +227,63 @@ def packed_linear(rows, columns, quantization, bias=False, permutation=None, see
     return module, dequantize(module.weight, int(quantization)).reshape(rows, columns)
 
 
-@pytest.mark.parametrize("permuted", [False, True])
+BLOCKS = {"Q4_0": "w4a8-g32", "Q4_1": "w4a8-g32-asym", "Q8_0": "w8a8-g32"}
+
+
+@pytest.mark.parametrize("permuted", [None, "heads", "columns"])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("quantization", ["Q4_0", "Q4_1", "Q8_0"])
-def test_packed_modules_are_taken_over(quantization, bias, permuted):
-    permutation = torch.randperm(64, generator=torch.Generator().manual_seed(4)) if permuted else None
-    module, weight = packed_linear(48, 64, gguf.GGMLQuantizationType[quantization], bias, permutation)
-    x = torch.randn(12, 64, generator=torch.Generator().manual_seed(5))  # above MAX_GEMV_ROWS: transformers unpacks
+@pytest.mark.parametrize("quantization", BLOCKS)
+@pytest.mark.parametrize("scheme", ["w8a8", "bf16"])
+def test_packed_modules_are_taken_over(quantization, bias, permuted, scheme):
+    """With the very codes; also if columns are permuted by whole groups of 32, as Qwen3.5's value heads are."""
+    generator = torch.Generator().manual_seed(4)
+    permutation = {
+        None: None,
+        "heads": (torch.randperm(4, generator=generator)[:, None] * 32 + torch.arange(32)).flatten(),
+        "columns": torch.randperm(128, generator=generator),
+    }[permuted]
+    module, weight = packed_linear(48, 128, gguf.GGMLQuantizationType[quantization], bias, permutation)
+    x = torch.randn(12, 128, generator=torch.Generator().manual_seed(5))  # above MAX_GEMV_ROWS: transformers unpacks
     expected = module(x)
+    natural = weight if permutation is None else weight[:, torch.argsort(permutation)]
     model = torch.nn.Sequential(module)
-    report = tle_torch.patch_model(model, keep_original=True)
+    if permuted == "columns" and scheme == "bf16":
+        with pytest.raises(ValueError, match="GGUF blocks need a packed scheme"):
+            tle_torch.patch_model(model, scheme)
+        return
+    report = tle_torch.patch_model(model, scheme, keep_original=True)
     assert report.replaced[0].original == "GgufLinear" and isinstance(model[0], layers.QuantizedLinear)
     assert model[0].weight.dtype == torch.float32
     assert (model(x) - expected).abs().max() < 0.03 * expected.abs().max()
-    natural = weight if permutation is None else weight[:, torch.argsort(permutation)]
     error = (model[0].dequantized() - natural).abs().amax(1)
-    assert (error <= natural.abs().amax(1) * (0.5 / 127 + 1e-6)).all()
+    if permuted == "columns":  # scales would have to follow single columns: quantised again
+        assert model[0].tle_scheme == "w8a8"
+        assert (error <= natural.abs().amax(1) * (0.5 / 127 + 1e-6)).all()
+    else:
+        assert model[0].tle_scheme == BLOCKS[quantization] and f"{quantization} blocks" in report.replaced[0].scheme
+        assert (error <= 2.0**-22 * natural.abs().amax(1)).all()
+        assert quantization == "Q4_1" or not error.any()
+    assert torch.equal(model[0].float_weight(), model[0].dequantized())
     tle_torch.unpatch_model(model)
     assert type(model[0]) is GgufLinear and torch.equal(model(x), expected)
-    tle_torch.patch_model(model)
+    tle_torch.patch_model(model, scheme)
     tle_torch.unpatch_model(model, dequantize=True)
     assert type(model[0]) is torch.nn.Linear and (model(x) - expected).abs().max() < 0.02 * expected.abs().max()
 
 
-def test_packed_modules_need_a_packed_scheme():
-    module, _ = packed_linear(48, 64, gguf.GGMLQuantizationType.Q8_0)
-    with pytest.raises(ValueError, match="GGUF blocks need a packed scheme"):
-        tle_torch.patch_model(torch.nn.Sequential(module), "bf16")
+def test_packed_modules_that_no_scheme_holds():
+    """Q6_K goes to 8 bits by groups of 32, whatever the scheme of float weights."""
+    raw = torch.randint(0, 256, (48, 210), dtype=torch.uint8, generator=torch.Generator().manual_seed(6))
+    raw[:, 208:] = torch.tensor(np.full(48, 1e-3, np.float16).view(np.uint8).reshape(48, 2))
+    module = GgufLinear(256, 48, int(gguf.GGMLQuantizationType.Q6_K))
+    module.weight.data = raw
+    weight = dequantize(raw, int(gguf.GGMLQuantizationType.Q6_K)).reshape(48, 256)
+    model = torch.nn.Sequential(module)
+    report = tle_torch.patch_model(model, "w4a8-g32")
+    assert model[0].tle_scheme == "w8a8-g32" and "Q6_K blocks, quantised again" in report.replaced[0].scheme
+    groups = weight.view(48, 8, 32)
+    error = (model[0].dequantized().view(48, 8, 32) - groups).abs()
+    assert (error <= groups.abs().amax(-1, keepdim=True) * (0.5 / 127 + 2.0**-21)).all()
 
 
 def test_packed_modules_inside_a_known_family():
@@ -234,5 +300,33 @@ def test_packed_modules_inside_a_known_family():
     report = tle_torch.patch_model(model)
     assert report.whole_step == {"model": None}
     assert sum(r.original == "GgufLinear" for r in report.replaced) == 21
-    tle_torch.patch_model(dense)
+    # Quantising the values of Q8_0 by the same groups gives its codes again.
+    tle_torch.patch_model(dense, "w8a8-g32")
     assert tiny.same_bits(logits(model), logits(dense))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_packed_embedding_and_the_head_that_is_tied_to_it(keep):
+    """Both take one table over; with the originals kept the embedding goes on reading its blocks."""
+    model = tiny.build("llama")
+    rows, columns = model.lm_head.weight.shape
+    head, _ = packed_linear(rows, columns, gguf.GGMLQuantizationType.Q4_1)
+    embedding = GgufEmbedding(rows, columns, int(gguf.GGMLQuantizationType.Q4_1), torch.float32)
+    embedding.weight = head.weight
+    model.lm_head, model.model.embed_tokens = head, embedding
+    blocks, expected = head.weight.numel(), logits(model)
+    report = tle_torch.patch_model(model, "bf16", keep_original=keep)
+    assert isinstance(model.lm_head, layers.QuantizedLinear)
+    assert (logits(model) - expected).abs().max() < 0.05 * expected.abs().max()
+    if keep:
+        assert type(model.model.embed_tokens) is GgufEmbedding
+        assert any(m.reason == "its blocks are the original to keep" for m in report.left_alone)
+        tle_torch.unpatch_model(model)
+        assert type(model.lm_head) is GgufLinear and torch.equal(logits(model), expected)
+        return
+    assert isinstance(model.model.embed_tokens, layers.PackedEmbedding)
+    assert model.model.embed_tokens.packed is model.lm_head.packed
+    assert sum(r.bytes_before for r in report.replaced if r.original.startswith("Gguf")) == blocks
+    tle_torch.unpatch_model(model, dequantize=True)
+    assert type(model.lm_head) is torch.nn.Linear and type(model.model.embed_tokens) is torch.nn.Embedding
+    assert torch.allclose(logits(model), expected, atol=1e-3)
