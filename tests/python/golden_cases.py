@@ -189,17 +189,28 @@ def linear_rows(name: str, weight: torch.Tensor, n: int, k: int, dtype: torch.dt
     yield f"linear/{name} strided", functools.partial(tle.linear, strided(values(3, k, seed=38, dtype=dtype)), weight, n)
 
 
-# GGUF type -> weights and bytes of a block, fp16 numbers at its head.
-GGUF_TYPES = {"Q4_0": (32, 18, 1), "Q4_1": (32, 20, 2), "Q8_0": (32, 34, 1), "Q4_K": (256, 144, 2)}
+# GGUF type -> weights and bytes of a block, its fp16 numbers and the byte where they begin.
+GGUF_TYPES = {
+    "Q4_0": (32, 18, 1, 0),
+    "Q4_1": (32, 20, 2, 0),
+    "Q5_0": (32, 22, 1, 0),
+    "Q5_1": (32, 24, 2, 0),
+    "Q8_0": (32, 34, 1, 0),
+    "IQ4_NL": (32, 18, 1, 0),
+    "Q4_K": (256, 144, 2, 0),
+    "Q5_K": (256, 176, 2, 0),
+    "Q6_K": (256, 210, 1, 208),
+    "IQ4_XS": (256, 136, 1, 0),
+}
 
 
 def gguf_cases() -> Iterator[Case]:
     """pack_gguf_weight."""
-    for kind, (weights, size, halves) in GGUF_TYPES.items():
+    for kind, (weights, size, halves, first) in GGUF_TYPES.items():
         for n, k in ((1, 256), (35, 512)):
             blocks = integers(n, k // weights, size, seed=40, low=0, high=255, dtype=torch.uint8)
             scales = values(n, k // weights, halves, seed=41, dtype=torch.float16, exponent=-6)
-            blocks[..., : 2 * halves] = scales.view(torch.uint8)
+            blocks[..., first : first + 2 * halves] = scales.view(torch.uint8)
             blocks = blocks.view(n, -1)
             yield f"pack_gguf_weight/{kind} {n}x{k}", functools.partial(tle.pack_gguf_weight, blocks, kind, k)
             reverse = torch.arange(n - 1, -1, -1)
