@@ -15,6 +15,7 @@
 
 #include "csrc/kernels/attention/attention.h"
 #include "csrc/kernels/attention/merge_lanes.h"
+#include "csrc/kernels/common/registers.h"
 
 namespace tle {
 namespace {
@@ -81,14 +82,14 @@ static inline void dot_16_keys(const float* q, const typename Element<T>::type* 
     f32x16 lanes[kOneTree ? 1 : kRows][16];
     for (int first = 0; first < 16; first += kKeys) {
       f32x16 acc[kRows * kKeys];
-      for (f32x16& x : acc) x = zero();
+      TLE_UNROLL for (f32x16& x : acc) x = zero();
       for (int j = 0; j < kKeys; ++j) ahead.fetch(first + j);
       for (int64_t i = 0; i < d; i += 16) {
         f32x16 keys[kKeys];
-        for (int j = 0; j < kKeys; ++j) keys[j] = load_as<T>(k + (first + j) * k_stride, i);
-        for (int r = 0; r < kRows; ++r) {
+        TLE_UNROLL for (int j = 0; j < kKeys; ++j) keys[j] = load_as<T>(k + (first + j) * k_stride, i);
+        TLE_UNROLL for (int r = 0; r < kRows; ++r) {
           const f32x16 query = load(q + r * d + i);
-          for (int j = 0; j < kKeys; ++j) acc[r * kKeys + j] = fma(query, keys[j], acc[r * kKeys + j]);
+          TLE_UNROLL for (int j = 0; j < kKeys; ++j) acc[r * kKeys + j] = fma(query, keys[j], acc[r * kKeys + j]);
         }
       }
       if constexpr (kOneTree) {
@@ -97,8 +98,8 @@ static inline void dot_16_keys(const float* q, const typename Element<T>::type* 
         for (int r = 0; r < kRows; ++r)
           memcpy(scores + r * kScoreStride + first, sums + r * kKeys, kKeys * sizeof(float));
       } else {
-        for (int r = 0; r < kRows; ++r)
-          for (int j = 0; j < kKeys; ++j) lanes[r][first + j] = acc[r * kKeys + j];
+        TLE_UNROLL for (int r = 0; r < kRows; ++r)
+          TLE_UNROLL for (int j = 0; j < kKeys; ++j) lanes[r][first + j] = acc[r * kKeys + j];
       }
     }
     if constexpr (!kOneTree)
@@ -119,14 +120,14 @@ static inline void add_values_tile(const float* p, const typename Element<T>::ty
                                    int64_t core_low, int64_t core_high, int64_t high, float* acc, int64_t acc_stride,
                                    const Ahead& ahead) {
   f32x16 sum[kRows][kLanes];
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kLanes; ++c) sum[r][c] = load(acc + r * acc_stride + 16 * c);
+  TLE_UNROLL for (int r = 0; r < kRows; ++r)
+    TLE_UNROLL for (int c = 0; c < kLanes; ++c) sum[r][c] = load(acc + r * acc_stride + 16 * c);
   auto some_rows = [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) {
-      for (int r = 0; r < kRows; ++r) {
+      TLE_UNROLL for (int r = 0; r < kRows; ++r) {
         const float weight = p[r * kScoreStride + i];
         if (weight < 0.0f) continue;
-        for (int c = 0; c < kLanes; ++c)
+        TLE_UNROLL for (int c = 0; c < kLanes; ++c)
           sum[r][c] = fma(set1(weight), load_as<T>(v + i * v_stride, 16 * c), sum[r][c]);
       }
     }
@@ -135,15 +136,15 @@ static inline void add_values_tile(const float* p, const typename Element<T>::ty
   for (int64_t i = core_low; i < core_high; ++i) {
     ahead.fetch(i);
     f32x16 values[kLanes];
-    for (int c = 0; c < kLanes; ++c) values[c] = load_as<T>(v + i * v_stride, 16 * c);
-    for (int r = 0; r < kRows; ++r) {
+    TLE_UNROLL for (int c = 0; c < kLanes; ++c) values[c] = load_as<T>(v + i * v_stride, 16 * c);
+    TLE_UNROLL for (int r = 0; r < kRows; ++r) {
       const f32x16 weight = set1(p[r * kScoreStride + i]);
-      for (int c = 0; c < kLanes; ++c) sum[r][c] = fma(weight, values[c], sum[r][c]);
+      TLE_UNROLL for (int c = 0; c < kLanes; ++c) sum[r][c] = fma(weight, values[c], sum[r][c]);
     }
   }
   some_rows(core_high, high);
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kLanes; ++c) store(acc + r * acc_stride + 16 * c, sum[r][c]);
+  TLE_UNROLL for (int r = 0; r < kRows; ++r)
+    TLE_UNROLL for (int c = 0; c < kLanes; ++c) store(acc + r * acc_stride + 16 * c, sum[r][c]);
 }
 
 // All dv columns (padded to whole lanes): the widest tile, then narrower ones for what remains. The first prefetches.

@@ -1,7 +1,8 @@
-// SMMLA multiplies two rows of 8 codes by two channels of 8 codes: twice the products of SDOT for each instruction. Its operand is eight
-// consecutive k of two channels: lines are unpacked and zipped to that once for a block of rows. Sums and fp32 accumulators keep the
-// instruction's order, [row 0: channel, channel + 1; row 1: channel, channel + 1], and so do the scales that meet them. Few rows, and those that
-// are left over, go to SDOT, which takes the lines as they are.
+// SMMLA multiplies two rows of 8 codes by two channels of 8 codes: twice the products of SDOT for each instruction. Its
+// operand is eight consecutive k of two channels: lines are unpacked and zipped to that once for a block of rows. Sums
+// and fp32 accumulators keep the instruction's order, [row 0: channel, channel + 1; row 1: channel, channel + 1], and
+// so do the scales that meet them. Few rows, and those that are left over, go to SDOT, which takes the lines as they
+// are.
 #include "csrc/kernels/common/lanes_neon.h"
 
 #include "csrc/kernels/linear_group/linear_group_sdot.h"
@@ -11,7 +12,7 @@ namespace {
 
 constexpr int kPairs = 2;        // pairs of rows in a tile
 constexpr int kFewRows = 8;      // fewer rows do not pay for the unpacking
-constexpr int kBlockPairs = 32;  // pairs of rows that share an unpacked piece of a panel
+constexpr int kBlockPairs = 64;  // pairs of rows that share an unpacked piece of a panel
 constexpr int64_t kPieceK = 512;
 
 // Some groups of a panel as SMMLA and the epilogue want them.
@@ -38,9 +39,11 @@ static inline void store_zipped(int8_t (*out)[16], int8x16_t first, int8x16_t se
   vst1q_s8(out[1], vreinterpretq_s8_s32(vzip2q_s32(a, b)));
 }
 
-// Unpacks `groups` groups from the even group `first` on; w is where that group's scales or lines begin. Returns where the next one does.
+// Unpacks `groups` groups from the even group `first` on; w is where that group's scales or lines begin. Returns where
+// the next one does.
 template <GroupCodes kCodes, bool kChannelScale>
-static inline const uint8_t* unpack(const LinearGroupArgs& a, const uint8_t* w, int64_t first, int64_t groups, Piece& piece) {
+static inline const uint8_t* unpack(const LinearGroupArgs& a, const uint8_t* w, int64_t first, int64_t groups,
+                                    Piece& piece) {
   constexpr int64_t kLineCodes = kCodes == GroupCodes::kInt8 ? 4 : 8;
   constexpr bool kMin = kCodes == GroupCodes::kInt4Min;
   const int64_t scale_bytes = 16 * dtype_size(a.scale_type);
@@ -64,7 +67,11 @@ static inline const uint8_t* unpack(const LinearGroupArgs& a, const uint8_t* w, 
           const uint8x16_t next = l + 1 < lines ? vld1q_u8(w + 64 * l + 64 + 16 * q) : vdupq_n_u8(0);
           store_zipped(piece.codes[eight] + 2 * q, vreinterpretq_s8_u8(line), vreinterpretq_s8_u8(next));
         } else {
-          store_zipped(piece.codes[eight] + 2 * q, low_nibbles(line), high_nibbles(line));
+          // Signed codes here, once for all rows: SDOT's way, sums that start from -8 sum(x), would cost a start for
+          // each.
+          const int8x16_t zero = vdupq_n_s8(kCodes == GroupCodes::kInt4 ? 8 : 0);
+          const int8x16_t low = vsubq_s8(low_nibbles(line), zero), high = vsubq_s8(high_nibbles(line), zero);
+          store_zipped(piece.codes[eight] + 2 * q, low, high);
         }
       }
     w += 64 * lines;
@@ -88,70 +95,104 @@ static inline int8x8_t some_codes(const int8_t* x, int64_t count) {
 }
 
 // [row 0, row 0, row 1, row 1]
-static inline float32x4_t twice_each(float row0, float row1) { return vcombine_f32(vdup_n_f32(row0), vdup_n_f32(row1)); }
+static inline float32x4_t twice_each(float row0, float row1) {
+  return vcombine_f32(vdup_n_f32(row0), vdup_n_f32(row1));
+}
 
 // sums += kPairs pairs of rows x 8 k.
 static inline void step(int32x4_t (&sums)[kPairs][8], const int8_t (&w)[8][16], const int8x16_t (&x)[kPairs]) {
   TLE_UNROLL for (int c = 0; c < 8; ++c) {
     const int8x16_t codes = vld1q_s8(w[c]);
     TLE_UNROLL for (int p = 0; p < kPairs; ++p) sums[p][c] = vmmlaq_s32(sums[p][c], x[p], codes);
+    if (c == 3) TLE_KEEP_ORDER;
   }
+  TLE_KEEP_ORDER;
 }
 
-// acc += kPairs pairs of rows, from `row` on, x the piece, whose first group is `first`. The integer sums of a group take the registers; the
-// accumulators are in memory, where each is met once a group.
-template <GroupCodes kCodes, bool kChannelScale>
-static inline void tile(const LinearGroupArgs& a, int64_t row, int64_t first, const Piece& piece, PairSums* acc) {
-  constexpr bool kMin = kCodes == GroupCodes::kInt4Min;
-  const int64_t groups = linear_group_groups(a);
-  const float* x_scale = a.x_scale + row * groups + first;
-  const int32_t* x_sum = a.x_sum + row * groups + first;
-  const int8_t* x = a.x + row * a.x_stride + first * a.group;
-  const int8_t (*w)[8][16] = piece.codes;
+// Where kPairs pairs of rows stand in a piece: their codes, the first row's scales and sums, and the group as SMMLA and
+// the epilogue want it.
+struct PlaceInPiece {
+  const int8_t* x;
+  const float* x_scale;
+  const int32_t* x_sum;
+  const int8_t (*w)[8][16];
+  const float (*scales)[4], (*mins)[4];
+};
 
-  for (int64_t g = 0; g < piece.groups; ++g) {
-    int32x4_t sums[kPairs][8];
-    TLE_UNROLL for (int p = 0; p < kPairs; ++p) {
-      const int64_t i = 2 * p * groups + g;
-      const int32x4_t start =
-          kCodes == GroupCodes::kInt4 ? vmulq_n_s32(vcombine_s32(vdup_n_s32(x_sum[i]), vdup_n_s32(x_sum[i + groups])), -8) : vdupq_n_s32(0);
-      TLE_UNROLL for (int c = 0; c < 8; ++c) sums[p][c] = start;
-    }
-    const int64_t left = piece.k - g * a.group;
-    int64_t k = left < a.group ? left : a.group;
-    for (; k >= 16; k -= 16, x += 16, w += 2) {
-      int8x16_t low[kPairs], high[kPairs];
-      TLE_UNROLL for (int p = 0; p < kPairs; ++p) {
-        const int8x16_t x0 = vld1q_s8(x + 2 * p * a.x_stride), x1 = vld1q_s8(x + (2 * p + 1) * a.x_stride);
-        low[p] = zip_low(x0, x1);
-        high[p] = zip_high(x0, x1);
-      }
-      step(sums, w[0], low);
-      step(sums, w[1], high);
-    }
-    for (; k > 0; k -= 8, x += 8, ++w) {
+static inline void add_16_k(int32x4_t (&sums)[kPairs][8], PlaceInPiece& at, int64_t x_stride) {
+  int8x16_t low[kPairs], high[kPairs];
+  TLE_UNROLL for (int p = 0; p < kPairs; ++p) {
+    const int8x16_t x0 = vld1q_s8(at.x + 2 * p * x_stride), x1 = vld1q_s8(at.x + (2 * p + 1) * x_stride);
+    low[p] = zip_low(x0, x1);
+    high[p] = zip_high(x0, x1);
+  }
+  TLE_KEEP_ORDER;
+  step(sums, at.w[0], low);
+  step(sums, at.w[1], high);
+  at.x += 16;
+  at.w += 2;
+}
+
+// acc += the next group. kWhole: it is not cut short by the end of k. The integer sums take the registers; the
+// accumulators are in memory, where each is met once a group.
+template <GroupCodes kCodes, bool kChannelScale, bool kWhole>
+static inline void add_group(int64_t k, int64_t x_stride, int64_t groups, PlaceInPiece& at, PairSums* acc) {
+  constexpr bool kMin = kCodes == GroupCodes::kInt4Min;
+  int32x4_t sums[kPairs][8];
+  TLE_UNROLL for (int p = 0; p < kPairs; ++p)
+    TLE_UNROLL for (int c = 0; c < 8; ++c) sums[p][c] = vdupq_n_s32(0);
+  if constexpr (kWhole) {
+    do {
+      TLE_UNROLL for (int half = 0; half < 2; ++half) add_16_k(sums, at, x_stride);
+    } while ((k -= 32) != 0);
+  } else {
+    for (; k >= 16; k -= 16) add_16_k(sums, at, x_stride);
+    for (; k > 0; k -= 8, at.x += 8, ++at.w) {
       const int64_t count = k < 8 ? k : 8;
       int8x16_t codes[kPairs];
       TLE_UNROLL for (int p = 0; p < kPairs; ++p)
-        codes[p] = vcombine_s8(some_codes(x + 2 * p * a.x_stride, count), some_codes(x + (2 * p + 1) * a.x_stride, count));
-      step(sums, *w, codes);
-    }
-    TLE_UNROLL for (int p = 0; p < kPairs; ++p) {
-      const int64_t i = 2 * p * groups + g;
-      const float32x4_t scale = twice_each(x_scale[i], x_scale[i + groups]);
-      const float32x4_t sum = kMin ? twice_each(float(x_sum[i]), float(x_sum[i + groups])) : scale;
-      TLE_UNROLL for (int c = 0; c < 8; ++c) {
-        float32x4_t to = acc[p][c];
-        if constexpr (kChannelScale) {
-          to = fma(to_float(sums[p][c]), scale, to);
-        } else {
-          to = fma(to_float(sums[p][c]), mul(scale, vld1q_f32(piece.scales[g][c])), to);
-          if constexpr (kMin) to = fma(sum, mul(scale, vld1q_f32(piece.mins[g][c])), to);
-        }
-        acc[p][c] = to;
-      }
+        codes[p] = vcombine_s8(some_codes(at.x + 2 * p * x_stride, count),
+                               some_codes(at.x + (2 * p + 1) * x_stride, count));
+      step(sums, *at.w, codes);
     }
   }
+  float32x4_t scale[kPairs], sum[kPairs];
+  TLE_UNROLL for (int p = 0; p < kPairs; ++p) {
+    const float* x_scale = at.x_scale + 2 * p * groups;
+    const int32_t* x_sum = at.x_sum + 2 * p * groups;
+    scale[p] = vcombine_f32(vld1_dup_f32(x_scale), vld1_dup_f32(x_scale + groups));
+    if (kMin) sum[p] = twice_each(float(x_sum[0]), float(x_sum[groups]));
+  }
+  TLE_UNROLL for (int c = 0; c < 8; c += 2) {
+    float32x4_t w_scale[2], w_min[2];
+    TLE_UNROLL for (int i = 0; i < 2; ++i) {
+      if (!kChannelScale) w_scale[i] = vld1q_f32(at.scales[c + i]);
+      if (kMin) w_min[i] = vld1q_f32(at.mins[c + i]);
+    }
+    TLE_UNROLL for (int p = 0; p < kPairs; ++p)
+      TLE_UNROLL for (int i = 0; i < 2; ++i) {
+        float32x4_t to = acc[p][c + i];
+        to = fma(vcvtq_f32_s32(sums[p][c + i]), kChannelScale ? scale[p] : mul(scale[p], w_scale[i]), to);
+        if (kMin) to = fma(sum[p], mul(scale[p], w_min[i]), to);
+        acc[p][c + i] = to;
+      }
+    TLE_KEEP_ORDER;
+  }
+  ++at.x_scale;
+  ++at.x_sum;
+  at.scales += 8;
+  at.mins += 8;
+}
+
+// acc += kPairs pairs of rows, from `row` on, x the piece, whose first group is `first`.
+template <GroupCodes kCodes, bool kChannelScale>
+static inline void tile(const LinearGroupArgs& a, int64_t row, int64_t first, const Piece& piece, PairSums* acc) {
+  const int64_t groups = linear_group_groups(a), group = a.group, x_stride = a.x_stride, scale = row * groups + first;
+  PlaceInPiece at = {a.x + row * x_stride + first * group, a.x_scale + scale, a.x_sum + scale,
+                     piece.codes, piece.scales[0], piece.mins[0]};
+  int64_t left = piece.k;
+  for (; left >= group; left -= group) add_group<kCodes, kChannelScale, true>(group, x_stride, groups, at, acc);
+  if (left > 0) add_group<kCodes, kChannelScale, false>(left, x_stride, groups, at, acc);
 }
 
 static inline void store_pair(const LinearGroupArgs& a, int64_t row, int64_t panel, const PairSums& acc) {
@@ -176,7 +217,8 @@ static inline void block(const LinearGroupArgs& a, int64_t row, int64_t rows) {
     const uint8_t* w = linear_group_panel(a, panel);
     for (int64_t first = 0; first < groups; first += per_piece) {
       w = unpack<kCodes, kChannelScale>(a, w, first, groups - first < per_piece ? groups - first : per_piece, piece);
-      for (int64_t i = 0; i < rows; i += 2 * kPairs) tile<kCodes, kChannelScale>(a, row + i, first, piece, sums + i / 2);
+      for (int64_t i = 0; i < rows; i += 2 * kPairs)
+        tile<kCodes, kChannelScale>(a, row + i, first, piece, sums + i / 2);
     }
     for (int64_t i = 0; i < rows; i += 2) store_pair(a, row + i, panel, sums[i / 2]);
   }

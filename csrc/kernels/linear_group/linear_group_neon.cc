@@ -1,5 +1,6 @@
-// NEON without dot products (Armv8.0): SMULL and SMLAL make 16-bit products of two channels x 4 k, and as many of them are added there as fit.
-// 4-bit codes: a whole block, 8 * 15 * 127 < 2^15. 8-bit codes: two lines, 2 * 128 * 127 < 2^15.
+// NEON without dot products (Armv8.0): SMULL and SMLAL make 16-bit products of two channels x 4 k, and as many of them
+// are added there as fit. 4-bit codes: a whole block, 8 * 15 * 127 < 2^15. 8-bit codes: two lines, 2 * 128 * 127 <
+// 2^15.
 #include "csrc/kernels/common/lanes_neon.h"
 
 #include "csrc/kernels/common/registers.h"
@@ -8,6 +9,14 @@
 
 namespace tle {
 namespace {
+
+static inline Part to_float(Sums a) { return vcvtq_f32_s32(a); }
+
+// 4-bit codes are unsigned: their sums are too large by 8 sum(x) where a code of 8 means 0.
+template <GroupCodes kCodes>
+static inline Sums first_sums(int32_t x_sum) {
+  return vdupq_n_s32(kCodes == GroupCodes::kInt4 ? -8 * x_sum : 0);
+}
 
 // Of four channels: 0 and 1 in low, 2 and 3 in high; four sums for each.
 struct Products {
@@ -45,7 +54,8 @@ static inline void add_nibbles(Sums (&sums)[kTogether][kRows], const uint8_t* w,
     TLE_UNROLL for (int j = 0; j < kTogether; ++j) {
       const uint8x16_t line = vld1q_u8(w + 64 * l + 16 * j);
       TLE_UNROLL for (int r = 0; r < kRows; ++r) {
-        products[j][r] = l == 0 ? multiply(low_nibbles(line), x_low[r]) : multiply_add(products[j][r], low_nibbles(line), x_low[r]);
+        products[j][r] = l == 0 ? multiply(low_nibbles(line), x_low[r])
+                                : multiply_add(products[j][r], low_nibbles(line), x_low[r]);
         products[j][r] = multiply_add(products[j][r], high_nibbles(line), x_high[r]);
       }
     }

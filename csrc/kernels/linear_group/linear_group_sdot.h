@@ -1,5 +1,5 @@
-// Sums of a group by SDOT: a line is four registers of four channels, and a lane of x holds the four codes that meet it. Include after
-// common/lanes_neon.h, in files compiled with the dot product extension.
+// Sums of a group by SDOT: a line is four registers of four channels, and a lane of x holds the four codes that meet
+// it. Include after common/lanes_neon.h, in files compiled with the dot product extension.
 #pragma once
 
 #include "csrc/kernels/common/registers.h"
@@ -8,6 +8,34 @@
 
 namespace tle {
 namespace {
+
+// A group's sum lies within 128 * 128 * 127 < 2^22. It is counted up from the bits of 1.5 * 2^23: read as fp32 the
+// register then holds 1.5 * 2^23 + sum exactly, and one subtraction does what a conversion does, which keeps the vector
+// pipes of Neoverse N1 and N2 busy twice as long.
+constexpr int32_t kBits = 0x4B400000;
+constexpr float kValue = 12582912.0f;
+static inline Part to_float(Sums a) { return vsubq_f32(vreinterpretq_f32_s32(a), vdupq_n_f32(kValue)); }
+
+// 4-bit codes are unsigned: their sums are too large by 8 sum(x) where a code of 8 means 0. The compiler would make one
+// register and copy it, and a copy takes a vector pipe, too; an instruction from a general register does not.
+template <GroupCodes kCodes>
+static inline Sums first_sums(int32_t x_sum) {
+  Sums start;
+  __asm__ volatile("dup %0.4s, %w1" : "=w"(start) : "r"(kCodes == GroupCodes::kInt4 ? kBits - 8 * x_sum : kBits));
+  return start;
+}
+
+// A line of 8-bit codes in one instruction. For 4 bits the four adjacent registers that it fills cost more copies than
+// it saves loads.
+template <GroupCodes kCodes, int kTogether>
+static inline void load_line(uint8x16_t (&line)[kTogether], const uint8_t* w) {
+  if constexpr (kCodes == GroupCodes::kInt8 && kTogether == 4) {
+    const uint8x16x4_t all = vld1q_u8_x4(w);
+    TLE_UNROLL for (int j = 0; j < 4; ++j) line[j] = all.val[j];
+  } else {
+    TLE_UNROLL for (int j = 0; j < kTogether; ++j) line[j] = vld1q_u8(w + 16 * j);
+  }
+}
 
 // The lane is an immediate of the instruction; where `lane` is a constant after unrolling, one of the four is left.
 static inline int32x4_t sdot_lane(int32x4_t acc, int8x16_t w, int8x16_t x, int lane) {
@@ -27,16 +55,21 @@ static inline void add_lines(Sums (&sums)[kTogether][kRows], const uint8_t* w, c
   TLE_UNROLL for (int r = 0; r < kRows; ++r)
     TLE_UNROLL for (int i = 0; i < kRegisters; ++i)
       codes[r][i] = kLines == 1 ? four_codes(x + r * x_stride + 4 * i) : vld1q_s8(x + r * x_stride + 16 * i);
-  TLE_UNROLL for (int l = 0; l < kLines; ++l)
+  TLE_UNROLL for (int l = 0; l < kLines; ++l) {
+    uint8x16_t line[kTogether];
+    load_line<kCodes>(line, w + 64 * l);
     TLE_UNROLL for (int j = 0; j < kTogether; ++j) {
-      const uint8x16_t line = vld1q_u8(w + 64 * l + 16 * j);
       TLE_UNROLL for (int half = 0; half < kLineFours; ++half) {
-        const int8x16_t of_k = kCodes == GroupCodes::kInt8 ? vreinterpretq_s8_u8(line) : half == 0 ? low_nibbles(line) : high_nibbles(line);
+        const int8x16_t of_k = kCodes == GroupCodes::kInt8 ? vreinterpretq_s8_u8(line[j])
+                               : half == 0                 ? low_nibbles(line[j])
+                                                           : high_nibbles(line[j]);
         const int four = kLineFours * l + half;  // which four codes of the row
         TLE_UNROLL for (int r = 0; r < kRows; ++r)
-          sums[j][r] = kLines == 1 ? vdotq_s32(sums[j][r], of_k, codes[r][half]) : sdot_lane(sums[j][r], of_k, codes[r][four / 4], four % 4);
+          sums[j][r] = kLines == 1 ? vdotq_s32(sums[j][r], of_k, codes[r][half])
+                                   : sdot_lane(sums[j][r], of_k, codes[r][four / 4], four % 4);
       }
     }
+  }
 }
 
 }  // namespace

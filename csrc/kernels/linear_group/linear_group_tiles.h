@@ -31,6 +31,7 @@ struct Place {
   const int8_t* x;            // the rows' next codes
   const float* x_scale;
   const int32_t* x_sum;
+  int64_t group_lines, scale_bytes;  // lines of a whole group, bytes of 16 scales: computed once, not for each group
 };
 
 // acc += the next group, g. Its sums are made for kTogether parts at a time, so that they, the rows' fp32 accumulators and the codes fit the
@@ -39,18 +40,17 @@ template <GroupCodes kCodes, bool kChannelScale, int kTogether, bool kWhole, int
 static inline void add_group(const LinearGroupArgs& a, int64_t g, int64_t groups, Place<kRows>& at, Part (&acc)[kRows][kParts]) {
   constexpr bool kMin = kCodes == GroupCodes::kInt4Min;
   constexpr int64_t kLineCodes = kCodes == GroupCodes::kInt8 ? 4 : 8, kBlockLines = 32 / kLineCodes;
-  const int64_t lines = ((kWhole ? a.group : a.k - g * a.group) + kLineCodes - 1) / kLineCodes;
+  const int64_t lines = kWhole ? at.group_lines : (a.k - g * a.group + kLineCodes - 1) / kLineCodes;
   f32x16 w_scale, w_min;
   if constexpr (!kChannelScale) {
-    const int64_t scale_bytes = 16 * dtype_size(a.scale_type);
     if (g % 2 == 0) {
       at.scales = at.w;
-      at.w += (kMin ? 4 : 2) * scale_bytes;
+      at.w += (kMin ? 4 : 2) * at.scale_bytes;
     } else {
-      at.scales += scale_bytes;
+      at.scales += at.scale_bytes;
     }
     w_scale = linear_group_load(a.scale_type, at.scales);
-    if constexpr (kMin) w_min = linear_group_load(a.scale_type, at.scales + 2 * scale_bytes);
+    if constexpr (kMin) w_min = linear_group_load(a.scale_type, at.scales + 2 * at.scale_bytes);
   }
   if (kFewProducts<kCodes, kRows>) {
     TLE_UNROLL for (int r = 0; r < kRows; ++r) __builtin_prefetch(at.x + r * a.x_stride + kAheadInX);
@@ -96,7 +96,8 @@ template <GroupCodes kCodes, bool kChannelScale, int kRows, int kTogether>
 static inline void tile(const LinearGroupArgs& a, int64_t row, int64_t panel) {
   const int64_t groups = linear_group_groups(a), whole_groups = a.k / a.group;
   const uint8_t* w = linear_group_panel(a, panel);
-  Place<kRows> at = {w, w, a.x + row * a.x_stride, a.x_scale + row * groups, a.x_sum + row * groups};
+  const int64_t group_lines = a.group / (kCodes == GroupCodes::kInt8 ? 4 : 8), scale_bytes = 16 * dtype_size(a.scale_type);
+  Place<kRows> at = {w, w, a.x + row * a.x_stride, a.x_scale + row * groups, a.x_sum + row * groups, group_lines, scale_bytes};
   Part acc[kRows][kParts];
   TLE_UNROLL for (int r = 0; r < kRows; ++r)
     TLE_UNROLL for (int i = 0; i < kParts; ++i) acc[r][i] = broadcast(0.0f);

@@ -13,10 +13,10 @@ static inline int8x16_t load_codes(const uint8_t* w) { return vreinterpretq_s8_u
 // One line of kRows rows, whose codes are lane kLane of x.
 template <int kLane, int kRows>
 static inline void sdot_line(int32x4_t (&acc)[kRows][4], const uint8_t* w, const int8x16_t (&x)[kRows]) {
-  TLE_UNROLL for (int q = 0; q < 4; ++q) {
-    const int8x16_t codes = load_codes(w + 16 * q);
-    TLE_UNROLL for (int r = 0; r < kRows; ++r) acc[r][q] = vdotq_laneq_s32(acc[r][q], codes, x[r], kLane);
-  }
+  const uint8x16x4_t line = vld1q_u8_x4(w);  // one instruction
+  TLE_UNROLL for (int q = 0; q < 4; ++q)
+    TLE_UNROLL for (int r = 0; r < kRows; ++r)
+      acc[r][q] = vdotq_laneq_s32(acc[r][q], vreinterpretq_s8_u8(line.val[q]), x[r], kLane);
 }
 
 template <int kRows>
