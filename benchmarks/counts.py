@@ -9,11 +9,11 @@ A count does not depend on the machine or on what else it does, only on the sour
 
     gemv       one row of x: instructions per byte of the packed weight, scales and minima included
     gemm       128 rows: instructions per multiply-add
-    attention  one token, 16 query heads on 8 of keys and values, 128 wide, 1024 keys in bf16: instructions per multiply-add of
-               scores and values. bf16-naive is a plain loop over the query heads with the same flags
+    attention  one token, 16 query heads on 8 of keys and values, 128 wide, 1024 keys in bf16: instructions per
+               multiply-add of scores and values. bf16-naive is a plain loop over the query heads, with the same flags
 
-x86-64 is counted by callgrind up to AVX2 and, beyond what valgrind decodes, by stepping (the CPU's trap flag); aarch64 under qemu-aarch64 with
-scripts/arm/insn_plugin.c. Both programs are built when needed (benchmarks/kernels/count.cc).
+x86-64 is counted by callgrind up to AVX2 and, beyond what valgrind decodes, by stepping (the CPU's trap flag); aarch64
+under qemu-aarch64 with scripts/arm/insn_plugin.c. Both programs are built when needed (benchmarks/kernels/count.cc).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def architecture_of(level: str) -> str:
 
 @dataclass(frozen=True)
 class Program:
-    """The counted program of one architecture: where it is built, and how a folder that is not there yet is configured."""
+    """The counted program of one architecture: where it is built, and how a folder that is missing is configured."""
 
     architecture: str
 
@@ -103,7 +103,8 @@ def need(tool: str, path: str | None = None) -> str:
 
 def printed_counts(stderr: str) -> list[int]:
     """What the plugin and the stepping program print, by window number."""
-    found = {int(number): int(count) for number, count in re.findall(r"^insn window (\d+) (\d+)$", stderr, re.MULTILINE)}
+    lines = re.findall(r"^insn window (\d+) (\d+)$", stderr, re.MULTILINE)
+    found = {int(number): int(instructions) for number, instructions in lines}
     return [found[number] for number in range(len(found))]
 
 
@@ -173,9 +174,12 @@ def read_table(path: Path = TABLE) -> tuple[dict[str, str], Counts]:
 
 
 def write_table(compilers: dict[str, str], counts: Counts, path: Path = TABLE) -> None:
-    table: dict = {"units": {"gemv": "instructions per byte of the packed weight", "gemm": "instructions per multiply-add"}}
-    table["units"]["attention"] = "instructions per multiply-add of scores and values"
-    table["compilers"] = dict(sorted(compilers.items()))
+    units = {
+        "gemv": "instructions per byte of the packed weight",
+        "gemm": "instructions per multiply-add",
+        "attention": "instructions per multiply-add of scores and values",
+    }
+    table: dict = {"units": units, "compilers": dict(sorted(compilers.items()))}
     for kind in KINDS:
         table[kind] = {}
         for of_kind, format, level in counts:
@@ -203,14 +207,14 @@ def count_all(levels: Iterable[str], kinds: Iterable[str], format: str) -> tuple
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--isa", action="append", choices=[level for levels in LEVELS.values() for level in levels], default=[])
+    all_levels = [level for of_machine in LEVELS.values() for level in of_machine]
+    parser.add_argument("--isa", action="append", choices=all_levels, default=[])
     parser.add_argument("--kind", action="append", choices=KINDS, default=[])
     parser.add_argument("--format", default="", help="a scheme, bf16 or sdot")
     parser.add_argument("--update", action="store_true")
     options = parser.parse_args()
 
-    levels = options.isa or [level for of_machine in LEVELS.values() for level in of_machine]
-    compilers, counts = count_all(levels, options.kind or KINDS, options.format)
+    compilers, counts = count_all(options.isa or all_levels, options.kind or KINDS, options.format)
     table_compilers, table = read_table()
     for machine, compiler in compilers.items():
         if table_compilers.get(machine, compiler) != compiler:

@@ -1,14 +1,14 @@
 // Runs each kernel of the tables once, on a small shape, inside a window that a counter of instructions sees.
 // benchmarks/counts.py starts this program under the counters and does the arithmetic. A window is opened by
 //
-//   --step        this program itself, x86-64 only: the CPU's trap flag raises a signal after every instruction. Any level that
-//                 the CPU has, exact, some 5 to 20 microseconds an instruction
-//   callgrind     the function tle_window (--toggle-collect, --dump-after). Up to AVX2, which is all that valgrind decodes
+//   --step        this program itself, x86-64 only: the CPU's trap flag raises a signal after every instruction.
+//                 Any level that the CPU has, exact, some 5 to 20 microseconds an instruction
+//   callgrind     the function tle_window (--toggle-collect, --dump-after). Up to AVX2: valgrind decodes no more
 //   qemu-aarch64  prctl calls that scripts/arm/insn_plugin.c knows
 //
-// A line on stdout says what a window held: `window NUMBER KIND FORMAT LEVEL UNITS`. Units are what the count is divided by: bytes of the
-// packed weight that were read (codes, scales, minima), multiply-adds, or multiply-adds of scores and values. A kernel's first window is
-// a call without any work, with 0 units: the cost of the window itself.
+// A line on stdout says what a window held: `window NUMBER KIND FORMAT LEVEL UNITS`. Units are what the count is
+// divided by: bytes of the packed weight that were read (codes, scales, minima), multiply-adds, or multiply-adds of
+// scores and values. A kernel's first window is a call without any work, with 0 units: the cost of the window itself.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,7 +105,9 @@ void count(const char* kind, const std::string& format, const char* level, int64
 // Memory that reads as zeros, on a page: kernels take the same path whatever the codes are.
 class Zeros {
  public:
-  explicit Zeros(int64_t bytes) : bytes_(size_t(bytes + 4095) / 4096 * 4096), data_(aligned_alloc(4096, bytes_)) { memset(data_, 0, bytes_); }
+  explicit Zeros(int64_t bytes) : bytes_(size_t(bytes + 4095) / 4096 * 4096), data_(aligned_alloc(4096, bytes_)) {
+    memset(data_, 0, bytes_);
+  }
   ~Zeros() { free(data_); }
   Zeros(const Zeros&) = delete;
   Zeros& operator=(const Zeros&) = delete;
@@ -120,7 +122,8 @@ class Zeros {
 struct Shape {
   const char* kind;
   int64_t rows, n, k;
-  // Instructions per weight byte do not depend on n, beyond the panels that a kernel takes together (8 at most): 128 channels instead of 4096.
+  // Instructions per weight byte do not depend on n, beyond the panels that a kernel takes together (8 at most): 128
+  // channels instead of 4096.
   int64_t units(int64_t weight_bytes) const { return rows == 1 ? weight_bytes : rows * n * k; }
 };
 constexpr Shape kGemv = {"gemv", 1, 128, 4096}, kGemm = {"gemm", 128, 128, 1024};
@@ -128,7 +131,11 @@ constexpr Shape kGemv = {"gemv", 1, 128, 4096}, kGemm = {"gemm", 128, 128, 1024}
 // What every linear kernel wants for a shape: rows quantised by groups of at least 32, and room for fp32 results.
 struct Operands {
   Operands(const Shape& s, int64_t weight_bytes)
-      : weight(weight_bytes), x(s.rows * QuantizedRows::stride_for(s.k) * 4), scales(s.rows * s.k / 32 * 4), sums(s.rows * s.k / 32 * 4), out(s.rows * s.n * 4) {}
+      : weight(weight_bytes),
+        x(s.rows * QuantizedRows::stride_for(s.k) * 4),
+        scales(s.rows * s.k / 32 * 4),
+        sums(s.rows * s.k / 32 * 4),
+        out(s.rows * s.n * 4) {}
   Zeros weight, x, scales, sums, out;
 };
 
@@ -147,7 +154,7 @@ void count_w8(const Shape& s, const std::string& scheme) {
   a.rows = s.rows;
   a.out = o.out.as<float>();
   a.out_stride = s.n;
-  a.out_dtype = DType::kBF16;
+  a.out_dtype = DType::kF32;
   for (const auto& row : linear_w8_table.rows()) {
     if (!cpu_supports(row.isa) || !wanted(s.kind, scheme, row.isa)) continue;
     for (int64_t n : {int64_t(0), s.n}) {
@@ -167,7 +174,9 @@ void count_group(const Shape& s, const std::string& scheme) {
   a.scale_offset = l.scale_offset;
   a.k = s.k;
   a.group = header.act_group;
-  a.codes = header.code_bits == 8 ? GroupCodes::kInt8 : header.min_type == ScaleType::kNone ? GroupCodes::kInt4 : GroupCodes::kInt4Min;
+  a.codes = header.code_bits == 8                    ? GroupCodes::kInt8
+            : header.min_type == ScaleType::kNone ? GroupCodes::kInt4
+                                                  : GroupCodes::kInt4Min;
   a.channel_scale = header.group == 0;
   a.scale_type = DType::kF16;
   a.x = o.x.as<int8_t>();
@@ -177,7 +186,7 @@ void count_group(const Shape& s, const std::string& scheme) {
   a.rows = s.rows;
   a.out = o.out.as<float>();
   a.out_stride = s.n;
-  a.out_dtype = DType::kBF16;
+  a.out_dtype = DType::kF32;
   for (const auto& row : linear_group_table.rows()) {
     if (!cpu_supports(row.isa) || !wanted(s.kind, scheme, row.isa)) continue;
     for (int64_t n : {int64_t(0), s.n}) {
@@ -230,8 +239,8 @@ void count_dense(const Shape& s, const std::string& format, DType dtype) {
   }
 }
 
-// One token of a model with 16 query heads and 8 of keys and values of 128: the whole operator on one thread, beside the plain loop over the
-// query heads.
+// One token of a model with 16 query heads and 8 of keys and values of 128: the whole operator on one thread, beside
+// the plain loop over the query heads.
 void count_attention() {
   const int64_t heads = 16, kv_heads = 8, d = 128, keys = 1024, one = kv_heads * keys * d;
   const Zeros q(2 * heads * d), k(2 * one), v(2 * one), out(2 * heads * d);
@@ -261,20 +270,24 @@ void count_attention() {
     if (!cpu_supports(isa) || !wanted("attention", "bf16", isa)) continue;
     set_isa_cap(isa_name(isa));
     attend(keys);  // scratch memory is made by the first call
-    for (int64_t of_keys : {int64_t(0), keys}) count("attention", "bf16", isa_name(isa), of_keys ? units : 0, [&] { attend(of_keys); });
+    for (int64_t of_keys : {int64_t(0), keys})
+      count("attention", "bf16", isa_name(isa), of_keys ? units : 0, [&] { attend(of_keys); });
     NaiveAttentionFn* naive = naive_attention(isa);
     if (naive == nullptr) continue;
     std::vector<float> scores(size_t(keys), 0.0f);
-    for (int64_t of_keys : {int64_t(0), keys})
-      count("attention", "bf16-naive", isa_name(isa), of_keys ? units : 0, [&] {
-        naive({q.as<uint16_t>(), k.as<uint16_t>(), v.as<uint16_t>(), out.as<uint16_t>(), scores.data(), of_keys ? heads : 0, heads / kv_heads, keys, d, 0.1f});
-      });
+    NaiveAttention a = {q.as<uint16_t>(), k.as<uint16_t>(), v.as<uint16_t>(), out.as<uint16_t>(), scores.data(),
+                        0,                heads / kv_heads, keys,             d,                  call.scale};
+    for (int64_t of_heads : {int64_t(0), heads}) {
+      a.heads = of_heads;
+      count("attention", "bf16-naive", isa_name(isa), of_heads ? units : 0, [&] { naive(a); });
+    }
   }
 }
 
 [[noreturn]] void usage(int status) {
-  fprintf(status ? stderr : stdout, "tle_kernel_count [--step] [--kind gemv|gemm|attention] [--format SCHEME|bf16|sdot] [--isa LEVEL]\n"
-                                    "Started by benchmarks/counts.py under a counter of instructions; --step counts by itself (x86-64).\n");
+  fprintf(status ? stderr : stdout,
+          "tle_kernel_count [--step] [--kind gemv|gemm|attention] [--format SCHEME|bf16|sdot] [--isa LEVEL]\n"
+          "Started by benchmarks/counts.py under a counter of instructions; --step counts by itself (x86-64).\n");
   exit(status);
 }
 
@@ -289,7 +302,10 @@ void main_of(int argc, char** argv) {
       continue;
     }
 #endif
-    std::string* to = name == "--kind" ? &filter.kind : name == "--format" ? &filter.format : name == "--isa" ? &filter.isa : nullptr;
+    std::string* to = name == "--kind"     ? &filter.kind
+                      : name == "--format" ? &filter.format
+                      : name == "--isa"    ? &filter.isa
+                                           : nullptr;
     if (to == nullptr || i + 1 == argc) usage(1);
     *to = argv[++i];
   }

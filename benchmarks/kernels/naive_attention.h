@@ -1,5 +1,5 @@
-// What attention costs when it is written down without further thought: one query head after another, each reading its keys and values by
-// itself. The compiler vectorises the loops over d with the flags of the file's level.
+// What attention costs when it is written down without further thought: one query head after another, each reading its
+// keys and values by itself. The compiler vectorises the loops over d with the flags of the file's level.
 #pragma once
 
 #include <stdint.h>

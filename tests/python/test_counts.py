@@ -1,7 +1,8 @@
-"""Instructions per weight byte and per multiply-add against the committed table: benchmarks/counts.py says how they are counted.
+"""Instructions per weight byte and per multiply-add against the committed table: benchmarks/counts.py says how they are
+counted.
 
-A change of a kernel, or of what the compiler makes of it, shows here before it shows in any timing. After one that is meant:
-python benchmarks/counts.py --update
+A change of a kernel, or of what the compiler makes of it, shows here before it shows in any timing. After one that is
+meant: python benchmarks/counts.py --update
 """
 
 import os
@@ -21,7 +22,8 @@ COMPILERS, TABLE = counts.read_table()
 STEPPED_FORMATS = ("w8a8", "w4a8-g32")
 
 pytestmark = pytest.mark.skipif(
-    platform.machine() == "aarch64" and "TLE_ARM_CPU" in os.environ, reason="an emulated CPU: its kernels are counted from outside"
+    platform.machine() == "aarch64" and "TLE_ARM_CPU" in os.environ,
+    reason="an emulated CPU: its kernels are counted from outside",
 )
 
 
@@ -47,7 +49,7 @@ STEPPED_LEVELS = [level for level in LEVELS if counts.counter_of(level) is count
 
 
 @pytest.mark.parametrize(
-    ("kind", "level"), [(kind, level) for kind, level in sorted({(key[0], key[2]) for key in TABLE}) if level not in STEPPED_LEVELS]
+    ("kind", "level"), sorted({(kind, level) for kind, _, level in TABLE if level not in STEPPED_LEVELS})
 )
 def test_counts_are_the_table_s(kind, level):
     check(counted(level, kind), level, kind)
@@ -72,7 +74,13 @@ def test_stepping_counts_what_callgrind_counts():
     assert by_stepping == pytest.approx(counted("avx2", "gemv", "w4a8-g32", counts.under_callgrind)[key], rel=1e-4)
 
 
+@pytest.mark.parametrize("level", ["neon", "avx2"])
+def test_attention_shares_what_a_plain_loop_does_for_each_head(level):
+    assert TABLE["attention", "bf16", level] <= 0.6 * TABLE["attention", "bf16-naive", level]
+
+
 def test_every_variant_is_in_the_table():
-    schemes = ("w8a8", "w8a8-g32", "w8a8-a32", "w4a8-g32", "w4a8-g64", "w4a8-g128", "w4a8-g32-asym", "w4a8-g64-asym", "w4a8-g128-asym")
+    schemes = ["w8a8", "w8a8-g32", "w8a8-a32"]
+    schemes += [f"w4a8-g{group}{minima}" for group in (32, 64, 128) for minima in ("", "-asym")]
     missing = {(s, level) for s in schemes for level in LEVELS if ("gemv", s, level) not in TABLE}
     assert missing == {(s, "sve2") for s in schemes if s != "w8a8"}  # linear_group has no SVE2 variant
