@@ -12,6 +12,7 @@ import argparse
 import platform
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import speed
 import torch
@@ -22,6 +23,7 @@ import tle_torch
 from tle_torch.ops import _C
 
 CONTENDERS = ["transformers:bfloat16", "tle:w8a8", "tle:w8a8+head", "tle:w4a8-g32+head"]
+CONTEXT, PROMPT = 16, 128
 CPUS = Path("/sys/devices/system/cpu")
 
 
@@ -58,16 +60,17 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, tle_torch.get_num_threads()}))
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    options.contexts, options.prefill, options.tokens = [16], [128], 24
+    options.contexts, options.prefill, options.tokens = [CONTEXT], [PROMPT], 24
+    options.step = options.as_avx2 = False
     console = Console(stderr=True)
     lines = machine()
     for threads in options.threads:
         rows = speed.measure("smollm2", threads, CONTENDERS, options, console)
-        bandwidth = next(row["bandwidth_gb_s"] for row in rows if row["bandwidth_gb_s"])
-        lines.append(f"{threads} threads, read bandwidth {bandwidth:.1f} GB/s; decode tok/s (of bound), prefill({options.prefill[0]}) tok/s")
+        bandwidth = median(rows[0]["bandwidth_gb_s"])
+        lines.append(f"{threads} threads, read bandwidth {bandwidth:.1f} GB/s; decode tok/s (of bound), prefill({PROMPT}) tok/s")
         for row in rows:
-            decode, prefill = row["decode"][16], row["prefill"][128]
-            part = decode * row["bytes"] / bandwidth / 1e9
+            part = speed.of_bound(row, "decode", CONTEXT, 0)
+            decode, prefill = median(row["decode"][CONTEXT]), median(row["prefill"][PROMPT])
             lines.append(f"  {row['contender']:<24s}{decode:8.1f} ({part:4.0%}) {prefill:9.0f}")
     print("\n".join(["```", *lines, "```"]))
 
