@@ -60,12 +60,12 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, tle_torch.get_num_threads()}))
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    options.contexts, options.prefill, options.tokens = [CONTEXT], [PROMPT], 24
-    options.step = options.as_avx2 = False
+    settings = speed.parser_of_options().parse_args([])
+    settings.contexts, settings.prefill, settings.repeats = [CONTEXT], [PROMPT], options.repeats
     console = Console(stderr=True)
     lines = machine()
     for threads in options.threads:
-        rows = speed.measure("smollm2", threads, CONTENDERS, options, console)
+        rows = speed.measure("smollm2", threads, CONTENDERS, settings, console)
         bandwidth = median(rows[0]["bandwidth_gb_s"])
         lines.append(f"{threads} threads, read bandwidth {bandwidth:.1f} GB/s; decode tok/s (of bound), prefill({PROMPT}) tok/s")
         for row in rows:

@@ -177,7 +177,8 @@ def plot(rows: list[dict], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def main() -> None:
+def parser_of_options() -> argparse.ArgumentParser:
+    """What `measure` and `show` are told."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["smollm2", "qwen3-0.6b"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
@@ -192,7 +193,11 @@ def main() -> None:
     parser.add_argument("--as-avx2", action="store_true", help="keep everybody to AVX2, as on a CPU that has no more")
     parser.add_argument("--json", type=Path, help="also save every single figure here")
     parser.add_argument("--plot", type=Path, help="also save a plot (PNG) of the decode speeds here; needs matplotlib")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = parser_of_options().parse_args()
     console = Console(width=200)
     everything = []
     for model in options.models:
