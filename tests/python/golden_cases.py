@@ -80,7 +80,7 @@ def strided(x: torch.Tensor) -> torch.Tensor:
 
 
 def rows_cases() -> Iterator[Case]:
-    """rms_norm, add_rms_norm, swiglu, quantize_rows."""
+    """rms_norm, add_rms_norm, swiglu, quantize_rows, argmax."""
     for name, dtype in DTYPES.items():
         for shape in ((1, 1), (3, 17), (2, 5, 64), (1, 576), (4, 1001)):
             size = "x".join(map(str, shape))
@@ -92,6 +92,7 @@ def rows_cases() -> Iterator[Case]:
             yield f"swiglu/{name} {size}", functools.partial(tle.swiglu, y, x)
             for group in (0, 32, 64, 128):
                 yield f"quantize_rows/{group}/{name} {size}", functools.partial(tle.quantize_rows, x, group)
+            yield f"argmax/{name} {size}", functools.partial(tle.argmax, x)
         x, weight = values(5, 130, seed=4, dtype=dtype), values(130, seed=5, dtype=dtype)
         yield f"rms_norm/llama/{name} strided", functools.partial(tle.rms_norm, strided(x), weight, 1e-6, "llama")
         yield f"swiglu/{name} strided", functools.partial(tle.swiglu, strided(x), x)
@@ -103,6 +104,7 @@ def rows_cases() -> Iterator[Case]:
         yield f"swiglu/{name} special", functools.partial(tle.swiglu, special, x[:1].expand(8, 130))
         for group in (0, 32):
             yield f"quantize_rows/{group}/{name} special", functools.partial(tle.quantize_rows, special, group)
+        yield f"argmax/{name} special", functools.partial(tle.argmax, special)
 
 
 def rotary_cases() -> Iterator[Case]:
@@ -285,7 +287,7 @@ def layer_weights(scheme: str, dtype: torch.dtype, biases: bool, seed: int) -> l
 
 
 def decoder_cases() -> Iterator[Case]:
-    """fused_mlp, fused_transformer_layer, fused_decode_step, of every scheme."""
+    """fused_mlp, fused_transformer_layer, fused_decode_step (and planned), of every scheme."""
     for scheme in [*SCHEMES, "dense"]:
         for name, dtype in DTYPES.items():
             biases = dtype == torch.bfloat16
@@ -299,7 +301,8 @@ def decoder_cases() -> Iterator[Case]:
                 yield f"fused_transformer_layer/{scheme}/{name} {tokens}", layer_case(layer, dtype, used, tokens)
         layers = [layer_weights(scheme, torch.bfloat16, biases, seed=100 + 20 * biases) for biases in (False, True)]
         for used, tokens in ((0, 7), (7, 1)):
-            yield f"fused_decode_step/{scheme} {tokens}", step_case(layers, used, tokens)
+            yield f"fused_decode_step/{scheme} {tokens}", step_case(layers, used, tokens, planned=False)
+            yield f"planned_decode_step/{scheme} {tokens}", step_case(layers, used, tokens, planned=True)
 
 
 def step_inputs(dtype: torch.dtype, used: int, tokens: int, layers: int):
@@ -320,11 +323,15 @@ def layer_case(layer: list[torch.Tensor | None], dtype: torch.dtype, used: int, 
     return run
 
 
-def step_case(layers: list[list[torch.Tensor | None]], used: int, tokens: int):
+def step_case(layers: list[list[torch.Tensor | None]], used: int, tokens: int, planned: bool):
     def run():
         hidden, k, v, cos, sin = step_inputs(torch.bfloat16, used, tokens, len(layers))
         weights = [*layers[0], *layers[1], values(HIDDEN, seed=79, dtype=torch.bfloat16)]
-        out = tle.fused_decode_step(hidden, weights, k, v, used, cos, sin, *LAYER, "llama", [1, 0], [0, 4], None)
+        settings = (*LAYER, "llama", [1, 0], [0, 4])
+        if planned:
+            out = tle.planned_decode_step(hidden, torch.classes.tle.DecodePlan(weights, *settings), k, v, used, cos, sin)
+        else:
+            out = tle.fused_decode_step(hidden, weights, k, v, used, cos, sin, *settings)
         return out, *k, *v
 
     return run

@@ -44,6 +44,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with Linux's /proc")
 def test_smollm2(tmp_path):
     command = [sys.executable, str(ROOT / "scripts" / "fetch.py"), "smollm2"]

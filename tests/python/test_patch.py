@@ -92,6 +92,7 @@ def test_deepcopy_is_an_independent_patched_model(scheme):
     assert twin.config is not model.config
 
 
+@pytest.mark.slow
 def test_pickle_in_a_fresh_process(patched, tmp_path):
     """The classes are importable, whatever protocol pickles them."""
     expected = logits(patched, IDS)

@@ -72,6 +72,7 @@ MEMORY = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", ["same dtype: the file is mapped", "another dtype: the weights are copies"])
 def test_patching_never_needs_more_than_the_model_and_two_layers(tmp_path, stored):
     """A checkpoint in the dtype that is asked for stays a mapping of the file; its pages must go as they are packed."""
@@ -216,6 +217,7 @@ def test_flush_to_zero_set_by_the_user_changes_nothing():
 # ---- compile and export ----
 
 
+@pytest.mark.slow
 def test_compile_of_a_patched_model():
     """The operators trace; the router steps aside for the compiler."""
     model = tiny.build("llama")

@@ -13,12 +13,8 @@ import tle_torch
 PACKAGE_PARENT = Path(tle_torch.__file__).parent.parent
 
 
-SLOW = {"one_openmp_runtime"}  # inductor compiles C++
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in sorted(process_programs.PROGRAMS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(process_programs.PROGRAMS))
 def test_in_a_fresh_process(name):
     environment = {key: value for key, value in os.environ.items() if key not in ("TLE_NUM_THREADS", "OMP_NUM_THREADS")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGE_PARENT), os.environ.get("PYTHONPATH"))))

@@ -32,7 +32,10 @@ def tokenizer(original):
     return AutoTokenizer.from_pretrained(original.config._name_or_path)
 
 
-@pytest.fixture(scope="module", params=["w8a8", "w8a8-a32", "w8a8-g32", "w4a8-g32-asym"])
+SCHEMES = ["w8a8", *(pytest.param(s, marks=pytest.mark.slow) for s in ("w8a8-a32", "w8a8-g32", "w4a8-g32-asym"))]
+
+
+@pytest.fixture(scope="module", params=SCHEMES)
 def patched(request, original):
     model = copy.deepcopy(original)
     tle_torch.patch_model(model, request.param, progress=False)
