@@ -15,7 +15,7 @@ eagerly, is compared with
 
 Printed per variant: mean and 99th percentile of the Kullback-Leibler divergence KL(reference || variant) in nats, and
 the share of positions whose most likely token changes. The exit code is 1 if a patched model's mean KL is above 1.05
-times its scheme's own.
+times its scheme's own, where the reference has the patched model's dtype.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ def load(path: Path, dtype: torch.dtype):
     return model.eval(), AutoTokenizer.from_pretrained(folder, **where)
 
 
-def patched_model(path: Path, scheme: str):
-    """The model in bf16, patched; its head quantised too, as llama.cpp's files have it."""
+def patched_model(path: Path, scheme: str, dtype: torch.dtype):
+    """The model with activations of `dtype`, patched. `+head`: its head quantised too, as llama.cpp's files have it."""
     if scheme == "file":
-        return tle_torch.from_gguf(path, progress=False)[0]
-    model = load(path, torch.bfloat16)[0]
+        return tle_torch.from_gguf(path, dtype=dtype, progress=False)[0]
+    model = load(path, dtype)[0]
     tle_torch.patch_model(model, scheme.removesuffix("+head"), quantize_head=scheme.endswith("+head"), progress=False)
     return model
 
@@ -151,6 +151,7 @@ def main() -> int:
                         "times (default: w8a8)")
     parser.add_argument("--peer", action="append", default=[], help="a file type of llama.cpp: Q8_0, Q4_0 or Q4_1; several times")
     parser.add_argument("--reference", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="activations of the patched models")
     parser.add_argument("--text", type=Path, default=HERE / "data" / "text.txt")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--window", type=int, default=512, help="tokens per window")
@@ -174,9 +175,10 @@ def main() -> int:
                 grid = cost(f"{scheme} fake-quantised, eager", reference, log_probabilities(faked, windows))
                 costs.append(grid)
                 del faked
-            patched = patched_model(path, scheme)
-            costs.append(cost(f"{scheme} patched", reference, log_probabilities(patched, windows)))
-            if grid is not None and costs[-1].mean_kl > LIMIT * grid.mean_kl:
+            patched = patched_model(path, scheme, getattr(torch, options.dtype))
+            costs.append(cost(f"{scheme} patched, {options.dtype}", reference, log_probabilities(patched, windows)))
+            same = options.reference == options.dtype  # otherwise the difference of the dtypes is in it
+            if grid is not None and same and costs[-1].mean_kl > LIMIT * grid.mean_kl:
                 bad.append(scheme)
             del patched
     for bits in options.peer:

@@ -285,10 +285,7 @@ class OnnxRuntimeGenAI:
         self.model = og.Model(config)
         load_s = time.perf_counter() - start
         sizes = json.loads((path / "genai_config.json").read_text())["model"]["decoder"]
-        # The table of embeddings is a second tensor beside the head; a token reads one row of it.
-        data = sum(p.stat().st_size for p in path.glob("*.data"))
-        table = sizes["hidden_size"] * json.loads((path / "genai_config.json").read_text())["model"]["vocab_size"]
-        return {"load_s": load_s, "bytes": data - 4 * table,
+        return {"load_s": load_s, "bytes": sum(p.stat().st_size for p in path.glob("*.data")),  # one int4 table: head and embedding
                 "kv_bytes": 2 * 4 * sizes["num_hidden_layers"] * sizes["num_key_value_heads"] * sizes["head_size"]}
 
     def generator(self, tokens: list[int], more: int):

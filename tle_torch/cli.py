@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tle_torch
+from tle_torch import weights
 from tle_torch.ops import _C
 from tle_torch.weights import check_scheme
 
@@ -56,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("prompt", help="what to answer; `-` reads it from standard input")
             command.add_argument("--raw", action="store_true", help="continue the text instead of answering in a chat")
         command.add_argument(
-            "--scheme", help=f"one of {', '.join(tle_torch.schemes())} (default: w8a8, or what a GGUF file has)"
+            "--scheme",
+            help=f"one of {', '.join(tle_torch.schemes())} (default: {weights.DEFAULT_SCHEME}, or what a GGUF file has)",
         )
         command.add_argument("--quantize-head", action="store_true", help="also pack the language-model head")
         command.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="of activations (default bfloat16)")
@@ -98,7 +100,7 @@ def _load(options: argparse.Namespace, console: Console):
         else:
             tokenizer = AutoTokenizer.from_pretrained(options.model)
             model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype).eval()
-            tle_torch.patch_model(model, options.scheme or "w8a8", progress=False, **patch)
+            tle_torch.patch_model(model, options.scheme or weights.DEFAULT_SCHEME, progress=False, **patch)
     report = model.tle_patch.report
     if options.report:
         console.print(report)

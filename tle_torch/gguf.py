@@ -92,7 +92,7 @@ def from_gguf(
         scheme: None takes the weights over as the file has them (Q4_0, Q4_1, Q4_K, Q5_0, Q8_0, IQ4_NL and IQ4_XS keep
             their codes and scales; other quantised types are re-quantised to w8a8-g32, and the report names them), for
             the architectures llama, qwen2, qwen3 and smollm3. A scheme's name de-quantises the file and packs the
-            weights to that scheme; so does None for any other architecture, with w8a8.
+            weights to that scheme; so does None for any other architecture, with the default scheme.
         dtype: of activations and of what stays dense.
         patch_options: further arguments of `patch_model`.
 
@@ -128,7 +128,7 @@ def _converted(file: GgufFile, scheme: str | None, dtype: torch.dtype, patch_opt
         raise ValueError(
             f"{name}: transformers cannot load its architecture {file.architecture!r}: {reason}"
         ) from error
-    report = patch_model(model, scheme or "w8a8", **patch_options)
+    report = patch_model(model, scheme or weights.DEFAULT_SCHEME, **patch_options)
     if scheme is None:
         report.notes.append(
             f"The file's codes were not kept: transformers reads what is special to its {file.architecture!r}."

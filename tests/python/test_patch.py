@@ -245,7 +245,7 @@ def test_tied_head(quantize_head, tmp_path):
     embedding = model.model.embed_tokens.weight.detach().clone()
     report = tle_torch.patch_model(model, quantize_head=quantize_head)
     head = next(r for r in report.replaced if r.name == "lm_head")
-    assert head.scheme == ("w8a8" if quantize_head else "bfloat16, in place")
+    assert head.scheme == (report.scheme if quantize_head else "bfloat16, in place")
     assert tiny.same_bits(model.model.embed_tokens.weight, embedding)
     if not quantize_head:
         assert model.lm_head.weight is model.model.embed_tokens.weight
