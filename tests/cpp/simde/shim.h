@@ -66,12 +66,22 @@ inline __m256i cvtps_ph(simde__m512 v) {
   return out.vector();
 }
 
+// a 2^b for whole b, rounded once: SIMDe multiplies by 2^b, which is no float at the ends of the range.
+inline simde__m512 scalef_ps(simde__m512 a, simde__m512 b) {
+  const Lanes<float, simde__m512> x(a), n(b);
+  Lanes<float, simde__m512> out;
+  for (int i = 0; i < 16; ++i) out.lane[i] = n.lane[i] == n.lane[i] ? ldexpf(x.lane[i], int(n.lane[i])) : n.lane[i];
+  return out.vector();
+}
+
 }  // namespace
 }  // namespace tle_simde
 
 #define _mm512_cvtepi32_epi16(v) tle_simde::cvtepi32_epi16(v)
 #define _mm512_cvtepi32_epi8(v) tle_simde::cvtepi32_epi8(v)
 #define _mm512_reduce_add_epi32(v) tle_simde::reduce_add_epi32(v)
+#undef _mm512_scalef_ps
+#define _mm512_scalef_ps(a, b) tle_simde::scalef_ps(a, b)
 #define _mm512_cvtps_ph(v, mode)                                                                  \
   ([](simde__m512 value) {                                                                        \
     static_assert(((mode) & 7) == _MM_FROUND_TO_NEAREST_INT, "the emulation knows one rounding"); \
