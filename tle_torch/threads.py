@@ -7,6 +7,7 @@ the last one to be unpatched, or to be garbage-collected, puts it back.
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 
@@ -81,6 +82,24 @@ def pinned_models() -> int:
 
 def _release(key: int) -> None:
     with _lock:
-        # A count that the user set meanwhile is the user's: it stays.
-        if _owners.pop(key, None) is not None and not _owners and torch.get_num_threads() == 1:
-            torch.set_num_threads(_saved_count)
+        if _owners.pop(key, None) is None or _owners:
+            return
+        # torch.compile takes a count that changes while it traces for an error, and the garbage collector may run at any time.
+        if torch._guards.CompileContext.try_get() is None:
+            _restore()
+        elif _restore_later not in gc.callbacks:
+            gc.callbacks.append(_restore_later)
+
+
+def _restore() -> None:
+    # A count that the user set meanwhile is the user's: it stays.
+    if not _owners and torch.get_num_threads() == 1:
+        torch.set_num_threads(_saved_count)
+
+
+def _restore_later(phase: str, info: dict) -> None:
+    """After a collection: the first one behind the compilation restores."""
+    if phase == "stop" and torch._guards.CompileContext.try_get() is None:
+        with _lock:
+            gc.callbacks.remove(_restore_later)
+            _restore()
