@@ -24,60 +24,23 @@ import argparse
 import copy
 import json
 import os
-import subprocess
 import sys
-import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-import numpy
-import peers
 import torch
-import transformers
+from divergence import Cost, cost, logits, windows_of
+from models import fetched, quiet
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from worker import Worker
 
 import tle_torch
 
 HERE = Path(__file__).resolve().parent
 # How much more than the scheme itself the implementation may cost.
 LIMIT = 1.05
-
-
-@dataclass
-class Cost:
-    """Of one variant, over all positions."""
-
-    variant: str
-    mean_kl: float
-    p99_kl: float
-    changed: float
-
-
-def windows_of(text: str, tokenizer, tokens: int, length: int) -> torch.Tensor:
-    """The text's first `tokens` tokens in windows [count, length]."""
-    ids = tokenizer(text, return_tensors="pt")["input_ids"][0]
-    count = tokens // length
-    if len(ids) < count * length:
-        sys.exit(f"the text has {len(ids)} tokens, {count * length} are needed")
-    return ids[: count * length].view(count, length)
-
-
-@torch.no_grad()
-def log_probabilities(model, windows: torch.Tensor) -> torch.Tensor:
-    """[positions, vocabulary] in fp32, each window read from its beginning."""
-    rows = [model(window.unsqueeze(0), use_cache=False).logits[0].float().log_softmax(-1) for window in windows]
-    return torch.cat(rows)
-
-
-def cost(variant: str, reference: torch.Tensor, other: torch.Tensor) -> Cost:
-    kl = torch.cat(
-        [(p.exp() * (p - q)).sum(-1) for p, q in zip(reference.split(256), other.split(256))]
-    )
-    changed = (reference.argmax(-1) != other.argmax(-1)).float().mean()
-    return Cost(variant, float(kl.mean()), float(kl.quantile(0.99)), float(changed))
-
 
 # The schemes whose grid is simple enough to fake in eager torch: k per scale of (weights, activations), 0: a whole row.
 GRIDS = {"w8a8": (0, 0), "w8a8-a32": (0, 32), "w8a8-g32": (32, 32)}
@@ -128,20 +91,14 @@ def patched_model(path: Path, scheme: str, dtype: torch.dtype):
 
 
 def llama_cpp(bits: str, windows: torch.Tensor) -> torch.Tensor:
-    """SmolLM2's log probabilities as llama.cpp gives them, from a process of its own environment."""
-    with tempfile.TemporaryDirectory() as folder:
-        given, made = Path(folder) / "windows.npy", Path(folder) / "logits.npy"
-        numpy.save(given, windows.numpy().astype(numpy.int32))
-        subprocess.run([str(peers.python("llama.cpp")), peers.__file__, "logits", "smollm2", bits, str(given), str(made)],
-                       check=True, env={**os.environ, "TLE_BENCHMARK_PYTHON": sys.executable})
-        return torch.from_numpy(numpy.load(made)).log_softmax(-1)
-
-
-def default_model() -> Path:
-    sys.path.insert(0, str(HERE.parent / "scripts"))
-    from fetch import smollm2_gguf
-
-    return smollm2_gguf()
+    """SmolLM2's logits as llama.cpp gives them, from a process of its own environment."""
+    threads = os.cpu_count() or 1
+    worker = Worker(f"llama:{bits}", threads)
+    worker("load", model="smollm2", threads=threads)
+    try:
+        return worker.logits(windows)
+    finally:
+        worker.close()
 
 
 def main() -> int:
@@ -157,14 +114,13 @@ def main() -> int:
     parser.add_argument("--window", type=int, default=512, help="tokens per window")
     parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet()
     console = Console(highlight=False)
 
-    path = options.model or default_model()
+    path = options.model or fetched("smollm2")
     model, tokenizer = load(path, getattr(torch, options.reference))
     windows = windows_of(options.text.read_text(), tokenizer, options.tokens, options.window)
-    reference = log_probabilities(model, windows)
+    reference = logits(model, windows)
     costs: list[Cost] = []
     bad = []
     for scheme in options.scheme or ["w8a8"]:
@@ -172,11 +128,11 @@ def main() -> int:
             grid = None
             if scheme in GRIDS:
                 faked = fake_quantised(model, *GRIDS[scheme])
-                grid = cost(f"{scheme} fake-quantised, eager", reference, log_probabilities(faked, windows))
+                grid = cost(f"{scheme} fake-quantised, eager", reference, logits(faked, windows))
                 costs.append(grid)
                 del faked
             patched = patched_model(path, scheme, getattr(torch, options.dtype))
-            costs.append(cost(f"{scheme} patched, {options.dtype}", reference, log_probabilities(patched, windows)))
+            costs.append(cost(f"{scheme} patched, {options.dtype}", reference, logits(patched, windows)))
             same = options.reference == options.dtype  # otherwise the difference of the dtypes is in it
             if grid is not None and same and costs[-1].mean_kl > LIMIT * grid.mean_kl:
                 bad.append(scheme)

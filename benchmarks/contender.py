@@ -1,22 +1,30 @@
 """One contender of benchmarks/speed.py: a process that loads a model once and then runs what it is told to.
 
-Reads a JSON object a line from standard input, answers with one a line; between commands it sleeps, so that contenders take turns on
-an otherwise idle machine.
+Reads a JSON object a line from standard input, answers with one a line; between commands it sleeps, so that contenders
+take turns on an otherwise idle machine.
 
     {"do": "load", "model": ..., "threads": N}          -> {"load_s": ..., "bytes": of weights that a token reads,
                                                             "kv_bytes": of keys and values, per token of context}
-    {"do": "decode", "context": C, "tokens": T}         -> {"tok_s": ...}      behind C tokens that are in the cache already
+    {"do": "decode", "context": C, "tokens": T}         -> {"tok_s": ...}      behind C tokens that are in the cache
     {"do": "prefill", "tokens": T}                      -> {"tok_s": ...}
+    {"do": "logits", "windows": FILE, "target": FILE}   -> {}                  int32 [count, length] of tokens to fp32
+                                                                               [positions, vocabulary], both .npy
     {"do": "memory"}                                    -> {"peak_mb": ...}
-    {"do": "bandwidth"}                                 -> {"gb_s": ...}       (tle only)
+    {"do": "bandwidth"}                                 -> {"gb_s": ...}       (bandwidth only)
     {"do": "step", "context": C, "tokens": T}           -> {"tok_s": ...}      the decode-step operator alone (tle only)
 
+"load_s" counts reading the weights and whatever makes the model ready, patching for instance; random weights are not
+read: then it is "patch_s" alone that counts. What cannot be done is answered with {"error": one line}, and the process
+goes on.
+
     transformers:DTYPE            Hugging Face, eager, DynamicCache
-    transformers-gguf:DTYPE       the same, loaded from the GGUF file
+    transformers-gguf:DTYPE       the same, loaded from the GGUF file, which it de-quantises
+    transformers-packed:TYPE      the same in bf16, its Linears as transformers' modules that keep GGUF blocks (Q8_0, Q4_0, Q4_1)
     tle:SCHEME[+head]             patch_model; +head: with a quantised head
     tle-gguf                      tle_torch.from_gguf: the file's own codes
     torchao:int8                  torchao's int8 weights and dynamic int8 activations, eager
     llama:Q4_0|Q4_1|Q8_0, ort:int4   the peers of benchmarks/peers.py
+    bandwidth                     no model: the machine's read bandwidth
 """
 
 from __future__ import annotations
@@ -42,25 +50,31 @@ class Transformers:
 
     def load(self, model: str, threads: int) -> dict:
         import models
-        from transformers.utils import logging
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        models.quiet()
         if os.environ.get("TLE_BENCHMARK_NO_ONEDNN"):
             self.torch.backends.mkldnn.enabled = False
-        start = time.perf_counter()
         self.torch.set_num_threads(threads)
-        self.model = models.load(model, self.dtype)
+        start = time.perf_counter()
+        self.model = self.read(model, threads)
+        loaded = time.perf_counter()
         self.prepare(threads)
+        patch_s = time.perf_counter() - loaded
         config = self.model.config
         self.layers, self.kv_heads = config.num_hidden_layers, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.caches = {}
-        return {"load_s": time.perf_counter() - start, "bytes": self.bytes_per_token(),
+        return {"load_s": loaded - start + patch_s if model in models.REAL else None, "patch_s": patch_s,
+                "bytes": self.bytes_per_token(),
                 "kv_bytes": 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize}
 
+    def read(self, model: str, threads: int):
+        import models
+
+        return models.load(model, self.dtype)
+
     def prepare(self, threads: int) -> None:
-        pass
+        """What is done to the model once it is there."""
 
     def new_cache(self):
         from transformers import DynamicCache
@@ -116,6 +130,14 @@ class Transformers:
             start = time.perf_counter()
             self.model(prompt, use_cache=True, logits_to_keep=1)
             return {"tok_s": tokens / (time.perf_counter() - start)}
+
+    def logits(self, windows: str, target: str) -> dict:
+        import divergence
+        import numpy
+
+        rows = self.torch.from_numpy(numpy.load(windows)).long()
+        numpy.save(target, divergence.logits(self.model, rows).numpy())
+        return {}
 
 
 class Tle(Transformers):
@@ -176,24 +198,64 @@ class Tle(Transformers):
         assert len(seconds) == 2 * tokens, "a step did not run as one call"
         return {"tok_s": tokens / sum(seconds)}
 
+
+class Bandwidth:
+    """No model: what a plain loop over 1 GiB reads. A process of its own, so that nobody's memory counts the GiB."""
+
+    def load(self, model: str, threads: int) -> dict:
+        import tle_torch
+
+        tle_torch.set_num_threads(threads)
+        return {}
+
     def bandwidth(self) -> dict:
         from tle_torch.ops import _C
 
         return {"gb_s": _C.read_bandwidth(1 << 30, 3) / 1e9}
 
 
+def gguf_file(model: str) -> Path:
+    import models
+
+    if model not in models.REAL:
+        raise ValueError(f"there is no GGUF file of {model} with a tokenizer")
+    return models.fetched(model)
+
+
 class TransformersGguf(Transformers):
     """The GGUF file read by transformers, which de-quantises it: dense weights from then on."""
 
-    def load(self, model: str, threads: int) -> dict:
-        import models
+    def read(self, model: str, threads: int):
         from transformers import AutoModelForCausalLM
 
-        if model != "smollm2":
-            raise SystemExit("only smollm2 has a GGUF file")
-        path = models.fetched("smollm2")
-        models.load = lambda name, dtype: AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype).eval()
-        return super().load(model, threads)
+        path = gguf_file(model)
+        return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=self.dtype).eval()
+
+
+class TransformersPacked(Transformers):
+    """transformers' modules that keep GGUF blocks. Its loader makes them for a few architectures, and only with a kernel,
+    of which none is published for CPUs; here they take the place of every Linear, and unpack their blocks at each call."""
+
+    def __init__(self, bits: str):
+        super().__init__("bfloat16")
+        self.bits = bits
+
+    def prepare(self, threads: int) -> None:
+        import gguf
+        from transformers.integrations.gguf import utils
+
+        utils.MAX_GEMV_ROWS = 0  # single rows too go the way that needs no kernel
+        kind = gguf.GGMLQuantizationType[self.bits]
+        for name, linear in list(self.model.named_modules()):
+            if type(linear) is self.torch.nn.Linear:
+                packed = utils.GgufLinear(linear.in_features, linear.out_features, int(kind), linear.bias is not None)
+                blocks = gguf.quants.quantize(linear.weight.detach().float().numpy(), kind)
+                packed.weight.data, packed.bias = self.torch.from_numpy(blocks), linear.bias
+                self.model.set_submodule(name, packed)
+
+    def bytes_per_token(self) -> int:
+        table = self.model.get_input_embeddings().weight
+        return sum(p.nbytes for p in self.model.parameters()) - table.nbytes  # read by rows: the head has blocks
 
 
 class TleGguf(Tle):
@@ -202,19 +264,14 @@ class TleGguf(Tle):
     def __init__(self):
         super().__init__("file")
 
-    def load(self, model: str, threads: int) -> dict:
-        import models
+    def read(self, model: str, threads: int):
         import tle_torch
 
-        if model != "smollm2":
-            raise SystemExit("only smollm2 has a GGUF file")
-        path = models.fetched("smollm2")
         tle_torch.set_num_threads(threads)
-        models.load = lambda name, dtype: tle_torch.from_gguf(path, dtype=dtype, progress=False)[0]
-        return super().load(model, threads)
+        return tle_torch.from_gguf(gguf_file(model), dtype=self.dtype, progress=False)[0]
 
     def prepare(self, threads: int) -> None:
-        pass
+        """Nothing: it came packed."""
 
 
 class TorchAO(Transformers):
@@ -233,29 +290,40 @@ class TorchAO(Transformers):
 
 
 def contender(name: str):
+    """The object that a contender's name stands for."""
     kind, _, rest = name.partition(":")
     if kind in ("llama", "ort"):
         import peers
 
         return peers.LlamaCpp(rest) if kind == "llama" else peers.OnnxRuntimeGenAI()
-    kinds = {"transformers": lambda: Transformers(rest or "bfloat16"), "transformers-gguf": lambda: TransformersGguf(rest or "bfloat16"),
-             "tle": lambda: Tle(*(rest or "w8a8").split("+")), "tle-gguf": TleGguf, "torchao": TorchAO}
+    kinds = {"transformers": lambda: Transformers(rest or "bfloat16"),
+             "transformers-gguf": lambda: TransformersGguf(rest or "bfloat16"),
+             "transformers-packed": lambda: TransformersPacked(rest or "Q8_0"),
+             "tle": lambda: Tle(*(rest or "w8a8").split("+")), "tle-gguf": TleGguf,
+             "torchao": TorchAO, "bandwidth": Bandwidth}
     if kind not in kinds:
-        raise SystemExit(f"unknown contender {name!r}: {', '.join([*kinds, 'llama', 'ort'])}")
+        raise ValueError(f"unknown contender {name!r}: {', '.join([*kinds, 'llama', 'ort'])}")
     return kinds[kind]()
 
 
 def main() -> None:
-    me = contender(sys.argv[1])
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
+    me = None
     for line in sys.stdin:
         command = json.loads(line)
         do = command.pop("do")
-        if do == "memory":
-            answer = {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
-        else:
-            answer = getattr(me, do)(**command)
+        try:
+            me = me or contender(sys.argv[1])
+            if do == "memory":
+                answer = {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+            elif hasattr(me, do):
+                answer = getattr(me, do)(**command)
+            else:
+                raise NotImplementedError(f"{do} is not measured")
+        except Exception as error:
+            # Another project's failure is a result, and the others' figures go on.
+            answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
         print(json.dumps(answer), file=replies, flush=True)
 
 

@@ -60,16 +60,18 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, tle_torch.get_num_threads()}))
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    settings = speed.parser_of_options().parse_args([])
-    settings.contexts, settings.prefill, settings.repeats = [CONTEXT], [PROMPT], options.repeats
+    settings = speed.parse(["--contexts", str(CONTEXT), "--prefill", str(PROMPT), "--repeats", str(options.repeats),
+                            "--accuracy-tokens", "0"])
     console = Console(stderr=True)
     lines = machine()
     for threads in options.threads:
         rows = speed.measure("smollm2", threads, CONTENDERS, settings, console)
-        bandwidth = median(rows[0]["bandwidth_gb_s"])
+        if reasons := [f"{row['contender']}: {row['failed']}" for row in rows if "failed" in row]:
+            raise SystemExit("\n".join(reasons))
+        bandwidth = median(rows[0]["bandwidth_gb_s"][CONTEXT])
         lines.append(f"{threads} threads, read bandwidth {bandwidth:.1f} GB/s; decode tok/s (of bound), prefill({PROMPT}) tok/s")
         for row in rows:
-            part = speed.of_bound(row, "decode", CONTEXT, 0)
+            part = speed.of_bound(row, "decode", CONTEXT)
             decode, prefill = median(row["decode"][CONTEXT]), median(row["prefill"][PROMPT])
             lines.append(f"  {row['contender']:<24s}{decode:8.1f} ({part:4.0%}) {prefill:9.0f}")
     print("\n".join(["```", *lines, "```"]))
