@@ -82,11 +82,14 @@ def load(path: Path, dtype: torch.dtype):
 
 
 def patched_model(path: Path, scheme: str, dtype: torch.dtype):
-    """The model with activations of `dtype`, patched. `+head`: its head quantised too, as llama.cpp's files have it."""
+    """The model with activations of `dtype`, patched. `+head`: its head quantised too, as llama.cpp's files have it;
+    `+kv8`: with keys and values as int8."""
+    scheme, *more = scheme.split("+")
+    settings = {"kv_dtype": torch.int8 if "kv8" in more else None, "progress": False}
     if scheme == "file":
-        return tle_torch.from_gguf(path, dtype=dtype, progress=False)[0]
+        return tle_torch.from_gguf(path, dtype=dtype, **settings)[0]
     model = load(path, dtype)[0]
-    tle_torch.patch_model(model, scheme.removesuffix("+head"), quantize_head=scheme.endswith("+head"), progress=False)
+    tle_torch.patch_model(model, scheme, quantize_head="head" in more, **settings)
     return model
 
 
@@ -104,8 +107,8 @@ def llama_cpp(bits: str, windows: torch.Tensor) -> torch.Tensor:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model folder or a GGUF file (default: SmolLM2-135M-Instruct)")
-    parser.add_argument("--scheme", action="append", help="a scheme of patch_model, with +head for its head too, or `file`; several "
-                        "times (default: w8a8)")
+    parser.add_argument("--scheme", action="append", help="a scheme of patch_model, with +head for its head too, or `file`; "
+                        "+kv8: with int8 keys and values; several times (default: w8a8)")
     parser.add_argument("--peer", action="append", default=[], help="a file type of llama.cpp: Q8_0, Q4_0 or Q4_1; several times")
     parser.add_argument("--reference", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="activations of the patched models")

@@ -20,7 +20,7 @@ goes on.
     transformers:DTYPE            Hugging Face, eager, DynamicCache
     transformers-gguf:DTYPE       the same, loaded from the GGUF file, which it de-quantises
     transformers-packed:TYPE      the same in bf16, its Linears as transformers' modules that keep GGUF blocks (Q8_0, Q4_0, Q4_1)
-    tle:SCHEME[+head]             patch_model; +head: with a quantised head
+    tle:SCHEME[+head][+kv8]       patch_model; +head: with a quantised head; +kv8: with int8 keys and values
     tle-gguf                      tle_torch.from_gguf: the file's own codes
     torchao:int8                  torchao's int8 weights and dynamic int8 activations, eager
     llama:Q4_0|Q4_1|Q8_0, ort:int4   the peers of benchmarks/peers.py
@@ -66,7 +66,7 @@ class Transformers:
         self.caches = {}
         return {"load_s": loaded - start + patch_s if model in models.REAL else None, "patch_s": patch_s,
                 "bytes": self.bytes_per_token(),
-                "kv_bytes": 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize}
+                "kv_bytes": 2 * self.layers * self.kv_heads * self.slot_bytes()}
 
     def read(self, model: str, threads: int):
         import models
@@ -80,6 +80,10 @@ class Transformers:
         from transformers import DynamicCache
 
         return DynamicCache(config=self.model.config)
+
+    def slot_bytes(self) -> int:
+        """Of a key, or of a value, of one head."""
+        return self.head_dim * self.dtype.itemsize
 
     def bytes_per_token(self) -> int:
         # The embedding table is read by rows, unless it is also the head.
@@ -143,15 +147,19 @@ class Transformers:
 class Tle(Transformers):
     """The same model patched; TLE's threads, torch's pinned to 1."""
 
-    def __init__(self, scheme: str, head: str = "plain"):
+    def __init__(self, scheme: str, *more: str):
         super().__init__("bfloat16")
-        self.scheme, self.head = scheme, head
+        self.scheme, self.head = scheme, "head" in more
+        self.kv_dtype = self.torch.int8 if "kv8" in more else None
 
     def prepare(self, threads: int) -> None:
         import tle_torch
 
         tle_torch.set_num_threads(threads)
-        tle_torch.patch_model(self.model, self.scheme, quantize_head=self.head == "head", progress=False)
+        tle_torch.patch_model(self.model, self.scheme, quantize_head=self.head, kv_dtype=self.kv_dtype, progress=False)
+
+    def slot_bytes(self) -> int:
+        return self.head_dim + 4 if self.kv_dtype else super().slot_bytes()
 
     def bytes_per_token(self) -> int:
         seen, total = set(), 0
@@ -169,7 +177,7 @@ class Tle(Transformers):
     def new_cache(self):
         import tle_torch
 
-        return tle_torch.Cache(config=self.model.config)
+        return tle_torch.Cache(config=self.model.config, dtype=self.kv_dtype)
 
     def step(self, context: int, tokens: int) -> dict:
         """The decode-step operator and the head's: the time inside the two calls, one token at a time."""

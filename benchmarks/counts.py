@@ -9,7 +9,7 @@ A count does not depend on the machine or on what else it does, only on the sour
 
     gemv       one row of x: instructions per byte of the packed weight, scales and minima included
     gemm       128 rows: instructions per multiply-add
-    attention  one token, 16 query heads on 8 of keys and values, 128 wide, 1024 keys in bf16: instructions per
+    attention  one token, 16 query heads on 8 of keys and values, 128 wide, 1024 keys in bf16 or int8: instructions per
                multiply-add of scores and values. bf16-naive is a plain loop over the query heads, with the same flags
 
 x86-64 is counted by callgrind up to AVX2 and, beyond what valgrind decodes, by stepping (the CPU's trap flag); aarch64
@@ -210,7 +210,7 @@ def main() -> int:
     all_levels = [level for of_machine in LEVELS.values() for level in of_machine]
     parser.add_argument("--isa", action="append", choices=all_levels, default=[])
     parser.add_argument("--kind", action="append", choices=KINDS, default=[])
-    parser.add_argument("--format", default="", help="a scheme, bf16 or sdot")
+    parser.add_argument("--format", default="", help="a scheme, bf16, int8 or sdot")
     parser.add_argument("--update", action="store_true")
     options = parser.parse_args()
 

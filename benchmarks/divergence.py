@@ -30,7 +30,7 @@ def windows_of(text: str, tokenizer, tokens: int, length: int) -> torch.Tensor:
 @torch.no_grad()
 def logits(model, windows: torch.Tensor) -> torch.Tensor:
     """[positions, vocabulary] in fp32, each window read from its beginning."""
-    return torch.cat([model(window.unsqueeze(0), use_cache=False).logits[0].float() for window in windows])
+    return torch.cat([model(window.unsqueeze(0), use_cache=True).logits[0].float() for window in windows])
 
 
 def cost(variant: str, reference: torch.Tensor, other: torch.Tensor) -> Cost:

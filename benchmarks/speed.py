@@ -3,6 +3,7 @@
     python benchmarks/speed.py                     everything: three models, 1 and 2 threads; hours
     python benchmarks/speed.py --short             SmolLM2 against transformers at a short context: minutes
     python benchmarks/speed.py --models llama-1b --threads 2 --contenders llama:Q8_0 tle:w8a8-g32+head --prefill 512
+    python benchmarks/speed.py --contenders tle:w8a8-a32 tle:w8a8-a32+kv8 --contexts 16 8192
     python benchmarks/speed.py --as-avx2           as on a CPU without AVX-512
 
 Every contender is a process of its own that loads the model once (benchmarks/contender.py lists them;

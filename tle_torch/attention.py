@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
+from tle_torch.cache import Int8States
 from tle_torch.lazy import LazyTensor
 
 __all__ = ["CausalMask", "NAME", "left_padding"]
@@ -164,7 +165,8 @@ def tle_attention(
 
     Args:
         query: [B, Hq, Q, D].
-        key, value: [B, Hkv, S, D] and [B, Hkv, S, Dv], any strides with a dense last dimension.
+        key, value: [B, Hkv, S, D] and [B, Hkv, S, Dv], any strides with a dense last dimension; or the `Int8States` of
+            an int8 cache.
         attention_mask: what `tle_mask` made, or a caller's own boolean or additive mask [B or 1, Hq or 1, Q, S].
         scaling: multiplies the scores; None for 1 / sqrt(D).
         softcap, s_aux: cap of the scores and attention sinks [Hq], None for none.
@@ -186,7 +188,9 @@ def tle_attention(
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    mask, window, starts = attention_mask, 0, None
+    mask, window, starts, keys = attention_mask, 0, None, key
+    if isinstance(key, Int8States):
+        key, value = key.slots, value.slots
     if isinstance(mask, CausalMask):
         if mask.used < key.shape[2]:
             key, value = key.narrow(2, 0, mask.used), value.narrow(2, 0, mask.used)
@@ -199,7 +203,8 @@ def tle_attention(
     ).transpose(1, 2)
     weights = None
     if kwargs.get("output_attentions") or getattr(getattr(module, "config", None), "output_attentions", False):
-        weights = _probabilities(query, key, scaling, attention_mask, causal, softcap, s_aux)
+        keys = keys.narrow(2, 0, key.shape[2])
+        weights = _probabilities(query, keys, scaling, attention_mask, causal, softcap, s_aux)
     return output, weights
 
 

@@ -4,6 +4,8 @@ transformers' `DynamicCache` concatenates: every token copies the whole past of 
 [B, Hkv, S, D] that are allocated once (or grown in large steps), new keys go to the next free slots, and attention
 reads a view of the used ones. It is a drop-in `transformers.Cache`: generate, beam search, assisted decoding (`crop`),
 batch repeat and select, deepcopy and pickle work as with `DynamicCache`.
+
+With `dtype=torch.int8` a slot holds codes and a scale instead of floats, in a little more than half of bf16's bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from transformers.cache_utils import Cache as HFCache
 from transformers.cache_utils import CacheLayerMixin
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-__all__ = ["Cache", "CacheLayer", "supports_config"]
+from tle_torch.lazy import LazyTensor
+
+__all__ = ["Cache", "CacheLayer", "Int8CacheLayer", "Int8States", "check_dtype", "supports_config"]
 
 _length_of = operator.attrgetter("length")
 _keys_of = operator.attrgetter("key_slots")
@@ -29,6 +33,8 @@ _SLOT_STEP = 256
 # model's whole context of 131,072 tokens, which few prompts use. Growing from here by doubling copies each slot once
 # on average.
 _RESERVE_LIMIT = 8192
+# Of the fp32 scale that stands behind the codes of an int8 slot (schemas.cc, attention).
+_SCALE_BYTES = 4
 
 # Layer types (config.layer_types) that are keys and values per token. A sliding layer keeps all its tokens here: the
 # window is applied by attention, so that cropping back over its edge stays possible.
@@ -41,6 +47,12 @@ def supports_config(config) -> bool:
         return False
     layer_types, _ = get_layer_types_and_kwargs(config)
     return _ATTENTION_TYPES.issuperset(layer_types)
+
+
+def check_dtype(dtype: torch.dtype | None, what: str) -> None:
+    """Raises ValueError unless a `Cache` can hold this dtype."""
+    if dtype is not None and dtype is not torch.int8:
+        raise ValueError(f"{what} must be None (keys and values as they come) or torch.int8, got {dtype}")
 
 
 class CacheLayer(CacheLayerMixin):
@@ -68,20 +80,20 @@ class CacheLayer(CacheLayerMixin):
     @property
     def keys(self) -> torch.Tensor | None:
         """The used keys, a view [B, Hkv, length, D]; None before the first update."""
-        return None if self.key_slots is None else self.key_slots.narrow(2, 0, self.length)
+        return None if self.key_slots is None else self._read(self.key_slots)
 
     @keys.setter
     def keys(self, tensor: torch.Tensor | None) -> None:
-        self.key_slots, self.length = tensor, 0 if tensor is None else tensor.shape[2]
+        self.key_slots, self.length = self._taken_over(tensor)
 
     @property
     def values(self) -> torch.Tensor | None:
         """The used values, a view [B, Hkv, length, D]; None before the first update."""
-        return None if self.value_slots is None else self.value_slots.narrow(2, 0, self.length)
+        return None if self.value_slots is None else self._read(self.value_slots)
 
     @values.setter
     def values(self, tensor: torch.Tensor | None) -> None:
-        self.value_slots, self.length = tensor, 0 if tensor is None else tensor.shape[2]
+        self.value_slots, self.length = self._taken_over(tensor)
 
     @property
     def batch_size(self) -> int:
@@ -94,14 +106,15 @@ class CacheLayer(CacheLayerMixin):
         return 0 if self.key_slots is None else self.key_slots.shape[2]
 
     def __repr__(self) -> str:
-        return f"CacheLayer(length={self.length}, capacity={self.capacity})"
+        return f"{type(self).__name__}(length={self.length}, capacity={self.capacity})"
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocates slots that fit these states' batch, heads, head sizes and dtype."""
         if key_states.device.type != "cpu":
             raise ValueError(f"tle_torch.Cache lives on the CPU, the keys came on {key_states.device}")
         self.dtype, self.device = key_states.dtype, key_states.device
-        self._allocate(key_states, value_states, key_states.shape[2])
+        slots = self._slot_of(key_states), self._slot_of(value_states)
+        self._allocate(key_states.shape[:2], *slots, key_states.shape[2])
         self.is_initialized = True
 
     def ensure(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -114,9 +127,8 @@ class CacheLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         elif not self._fits(key_states, value_states):
             raise ValueError(
-                f"tle_torch.Cache holds keys {_shape(self.key_slots, self.length)} and values "
-                f"{_shape(self.value_slots, self.length)}; the new keys {_shape(key_states)} and values "
-                f"{_shape(value_states)} do not continue them"
+                f"tle_torch.Cache holds keys {_shape(self.keys)} and values {_shape(self.values)}; the new keys "
+                f"{_shape(key_states)} and values {_shape(value_states)} do not continue them"
             )
         self.reserve_slots(self.length + key_states.shape[2])
 
@@ -125,10 +137,11 @@ class CacheLayer(CacheLayerMixin):
         one copy on average."""
         if needed <= self.capacity:
             return
-        keys, values = self.keys, self.values
-        self._allocate(keys, values, max(needed, 2 * self.capacity))
-        self.key_slots.narrow(2, 0, self.length).copy_(keys)
-        self.value_slots.narrow(2, 0, self.length).copy_(values)
+        keys, values = self._used(self.key_slots), self._used(self.value_slots)
+        sizes = (keys.shape[3], keys.dtype), (values.shape[3], values.dtype)
+        self._allocate(keys.shape[:2], *sizes, max(needed, 2 * self.capacity))
+        self._used(self.key_slots).copy_(keys)
+        self._used(self.value_slots).copy_(values)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
@@ -147,8 +160,8 @@ class CacheLayer(CacheLayerMixin):
         """
         self.ensure(key_states, value_states)
         tokens = key_states.shape[2]
-        self.key_slots.narrow(2, self.length, tokens).copy_(key_states)
-        self.value_slots.narrow(2, self.length, tokens).copy_(value_states)
+        self.key_slots.narrow(2, self.length, tokens).copy_(self._encoded(key_states))
+        self.value_slots.narrow(2, self.length, tokens).copy_(self._encoded(value_states))
         self.length += tokens
         return self.keys, self.values
 
@@ -204,40 +217,107 @@ class CacheLayer(CacheLayerMixin):
         state = self.__dict__.copy()
         state["_spare"] = None
         if self.key_slots is not None:
-            state["key_slots"], state["value_slots"] = self.keys.clone(), self.values.clone()
+            state["key_slots"] = self._used(self.key_slots).clone()
+            state["value_slots"] = self._used(self.value_slots).clone()
         return state
 
-    def _allocate(self, keys: torch.Tensor, values: torch.Tensor, needed: int) -> None:
+    # What is stored in a slot, and how.
+
+    def _slot_of(self, states: torch.Tensor) -> tuple[int, torch.dtype]:
+        """Elements of a slot, and their dtype, for keys or values like these."""
+        return states.shape[3], states.dtype
+
+    def _encoded(self, states: torch.Tensor) -> torch.Tensor:
+        """Keys or values as slots hold them."""
+        return states
+
+    def _decoded(self, slots: torch.Tensor) -> torch.Tensor:
+        """Slots as keys or values."""
+        return slots
+
+    def _used(self, slots: torch.Tensor) -> torch.Tensor:
+        return slots.narrow(2, 0, self.length)
+
+    def _read(self, slots: torch.Tensor) -> torch.Tensor:
+        return self._decoded(self._used(slots))
+
+    def _taken_over(self, states: torch.Tensor | None) -> tuple[torch.Tensor | None, int]:
+        if states is None:
+            return None, 0
+        self.dtype = states.dtype
+        return self._encoded(states), states.shape[2]
+
+    def _allocate(
+        self, rows: torch.Size, key: tuple[int, torch.dtype], value: tuple[int, torch.dtype], needed: int
+    ) -> None:
         slots = max(needed, min(self.reserve, _RESERVE_LIMIT))
         slots = -(-slots // _SLOT_STEP) * _SLOT_STEP
-        self.key_slots = _empty((*keys.shape[:2], slots, keys.shape[3]), keys.dtype)
-        self.value_slots = _empty((*values.shape[:2], slots, values.shape[3]), values.dtype)
+        self.key_slots, self.value_slots = (_empty((*rows, slots, size), dtype) for size, dtype in (key, value))
         self._spare = None
 
     def _fits(self, keys: torch.Tensor, values: torch.Tensor) -> bool:
         slots, value_slots = self.key_slots, self.value_slots
         return (
             keys.shape[:2] == slots.shape[:2]
-            and keys.shape[3] == slots.shape[3]
-            and keys.dtype == slots.dtype
+            and self._slot_of(keys) == (slots.shape[3], slots.dtype)
             and values.shape[:2] == value_slots.shape[:2]
-            and values.shape[3] == value_slots.shape[3]
-            and values.dtype == value_slots.dtype
+            and self._slot_of(values) == (value_slots.shape[3], value_slots.dtype)
             and keys.shape[2] == values.shape[2]
         )
 
     def _select_rows(self, rows: torch.Tensor) -> None:
         rows = rows.to("cpu")
         old = self.key_slots, self.value_slots
-        used = self.keys, self.values
+        used = self._used(old[0]), self._used(old[1])
         if self._spare is not None and self._spare[0].shape[0] == len(rows):
             self.key_slots, self.value_slots = self._spare
         else:
             self.key_slots = _empty((len(rows), *old[0].shape[1:]), old[0].dtype)
             self.value_slots = _empty((len(rows), *old[1].shape[1:]), old[1].dtype)
-        self.keys.copy_(used[0].index_select(0, rows))
-        self.values.copy_(used[1].index_select(0, rows))
+        self._used(self.key_slots).copy_(used[0].index_select(0, rows))
+        self._used(self.value_slots).copy_(used[1].index_select(0, rows))
         self._spare = old if old[0].shape[0] == len(rows) else None
+
+
+class Int8States(LazyTensor):
+    """Keys or values [B, Hkv, S, D] of a layer of int8 slots. Attention "tle" reads the slots; for anybody else they
+    are the codes times their scales, rounded to the dtype of the states that were stored.
+
+    Attributes:
+        slots: int8 [B, Hkv, S, D + 4], a view of the layer's.
+    """
+
+    @staticmethod
+    def __new__(cls, slots: torch.Tensor, dtype: torch.dtype):
+        size = slots.shape[3] - _SCALE_BYTES
+
+        def build() -> torch.Tensor:
+            scales = slots[..., size:].contiguous().view(torch.float32)
+            return (slots[..., :size] * scales).to(dtype)
+
+        shape = (*slots.shape[:3], size)
+        self = LazyTensor.__new__(cls, shape, dtype, build, "keys and values of an int8 cache may be read, not written")
+        self.slots = slots
+        return self
+
+
+class Int8CacheLayer(CacheLayer):
+    """A layer whose slots are int8 [B, Hkv, S, D + 4]: for each token and key head D codes and behind them the bytes of
+    their fp32 scale, as `torch.ops.tle.quantize_rows` makes them and `torch.ops.tle.attention` reads them."""
+
+    def _slot_of(self, states: torch.Tensor) -> tuple[int, torch.dtype]:
+        return states.shape[3] + _SCALE_BYTES, torch.int8
+
+    def _encoded(self, states: torch.Tensor) -> torch.Tensor:
+        codes, scales = torch.ops.tle.quantize_rows(states)
+        return torch.cat([codes, scales.unsqueeze(-1).view(torch.int8)], dim=-1)
+
+    @torch.compiler.disable  # dynamo cannot trace the making of a LazyTensor
+    def _decoded(self, slots: torch.Tensor) -> torch.Tensor:
+        return Int8States(slots, self.dtype)
+
+    def _fits(self, keys: torch.Tensor, values: torch.Tensor) -> bool:
+        return self.dtype == keys.dtype == values.dtype and super()._fits(keys, values)
 
 
 class Cache(HFCache):
@@ -248,10 +328,13 @@ class Cache(HFCache):
             attention. None: layers appear as they are first used.
         max_cache_len: how many tokens are expected. A hint, not a limit: the slots grow beyond it, and no more than
             8,192 are allocated in advance.
+        dtype: None keeps keys and values as the model makes them. torch.int8 keeps codes with one scale for each token
+            and key head: D + 4 bytes for a head of D instead of bf16's 2 D. README.md says what that costs.
         offloading: refused unless False.
 
     Raises:
-        ValueError: the config has layers that do not cache keys and values per token, or `offloading` is True.
+        ValueError: the config has layers that do not cache keys and values per token, `dtype` is another one, or
+            `offloading` is True.
         TypeError: `max_cache_len` is no int.
 
     Example:
@@ -259,14 +342,23 @@ class Cache(HFCache):
         >>> model.generate(**inputs, past_key_values=cache, max_new_tokens=64)
     """
 
-    def __init__(self, config=None, max_cache_len: int | None = None, offloading: bool = False, **kwargs):
+    def __init__(
+        self,
+        config=None,
+        max_cache_len: int | None = None,
+        offloading: bool = False,
+        dtype: torch.dtype | None = None,
+        **kwargs,
+    ):
         if kwargs:
-            raise TypeError(f"tle_torch.Cache takes config, max_cache_len and offloading, not {sorted(kwargs)}")
+            raise TypeError(f"tle_torch.Cache takes config, max_cache_len, offloading and dtype, not {sorted(kwargs)}")
         if offloading:
             raise ValueError("tle_torch.Cache does not offload: it is in the CPU's memory already")
         if max_cache_len is not None and not isinstance(max_cache_len, int):
             raise TypeError(f"tle_torch.Cache: max_cache_len must be an int, got {type(max_cache_len).__name__}")
+        check_dtype(dtype, "tle_torch.Cache: dtype")
         self._reserve = max_cache_len or 0
+        self._layer_class = CacheLayer if dtype is None else Int8CacheLayer
         layers = []
         if config is not None:
             text_config = config.get_text_config(decoder=True)
@@ -275,7 +367,7 @@ class Cache(HFCache):
                     f"tle_torch.Cache holds keys and values of full and sliding attention; "
                     f"{text_config.model_type} has other layers: use transformers' DynamicCache"
                 )
-            layers = [CacheLayer(self._reserve) for _ in range(text_config.num_hidden_layers)]
+            layers = [self._layer_class(self._reserve) for _ in range(text_config.num_hidden_layers)]
         super().__init__(layers=layers)
         self._step = _NO_STEP
 
@@ -291,7 +383,7 @@ class Cache(HFCache):
     def add_layers(self, count: int) -> None:
         """Makes sure that at least `count` layers exist."""
         while len(self.layers) < count:
-            self.layers.append(CacheLayer(self._reserve))
+            self.layers.append(self._layer_class(self._reserve))
 
     def prepare_step(
         self, layers: int, batch: int, heads: int, tokens: int, head_dim: int, dtype: torch.dtype
@@ -299,7 +391,8 @@ class Cache(HFCache):
         """Makes room for `tokens` new tokens in each of `layers` layers, without storing anything yet.
 
         Returns:
-            the key slots and the value slots of every layer, [B, Hkv, S, D], and the common number of used slots.
+            the key slots and the value slots of every layer, [B, Hkv, S, D] or int8 [B, Hkv, S, D + 4], and the common
+            number of used slots.
 
         Raises:
             ValueError: the stored tokens have other sizes or another dtype, or the layers differ in length.
@@ -358,8 +451,5 @@ def _empty(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(sizes, dtype=dtype, device="cpu")
 
 
-def _shape(tensor: torch.Tensor, length: int | None = None) -> str:
-    sizes = list(tensor.shape)
-    if length is not None:
-        sizes[2] = length
-    return f"{sizes} {str(tensor.dtype).removeprefix('torch.')}"
+def _shape(tensor: torch.Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--quantize-head", action="store_true", help="also pack the language-model head")
         command.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="of activations (default bfloat16)")
+        command.add_argument("--kv-dtype", choices=["int8"], help="of the cache (default: that of activations)")
         command.add_argument("--max-new-tokens", type=int, default=512)
         command.add_argument("--sample", action="store_true",
                              help="sample, with the model's own settings (default: greedy)")
@@ -83,6 +84,10 @@ def _info(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _kv_dtype(options: argparse.Namespace) -> torch.dtype | None:
+    return None if options.kv_dtype is None else getattr(torch, options.kv_dtype)
+
+
 def _load(options: argparse.Namespace, console: Console):
     """The patched model and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -92,7 +97,8 @@ def _load(options: argparse.Namespace, console: Console):
         check_scheme(options.scheme)  # before minutes of loading
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    dtype, patch = _DTYPES[options.dtype], {"quantize_head": options.quantize_head}
+    dtype = _DTYPES[options.dtype]
+    patch = {"quantize_head": options.quantize_head, "kv_dtype": _kv_dtype(options)}
     begin = time.perf_counter()
     with console.status(f"loading {options.model}"):
         if Path(options.model).is_file():
@@ -148,7 +154,7 @@ def _chat(options: argparse.Namespace, console: Console) -> int:
         raise ValueError(f"{options.model} has no chat template: use `tle-torch generate --raw`")
     console.print("An empty line ends the conversation.", style="dim")
     messages: list[dict[str, str]] = []
-    cache, cached = tle_torch.Cache(model.config), torch.empty(0, dtype=torch.long)
+    cache, cached = tle_torch.Cache(model.config, dtype=_kv_dtype(options)), torch.empty(0, dtype=torch.long)
     while text := _read_line(console):
         messages.append({"role": "user", "content": text})
         inputs = _chat_inputs(tokenizer, messages)

@@ -347,7 +347,7 @@ class PatchedDecoder(PatchedPreTrainedModel):
     ):
         caching = self.config.use_cache if use_cache is None else use_cache
         if caching and past_key_values is None and not (self.training and self.gradient_checkpointing):
-            past_key_values = Cache(self.config)
+            past_key_values = Cache(self.config, dtype=self.tle_kv_dtype)
         if type(past_key_values) is Cache:
             if caching:
                 hidden = self.tle_router.run(
@@ -404,7 +404,7 @@ def self_check(decoder: PreTrainedModel) -> str | None:
         for route in (None, "self-check"):
             decoder.training = False
             router.disabled = route
-            cache = Cache(decoder.config)
+            cache = Cache(decoder.config, dtype=decoder.tle_kv_dtype)
             with torch.no_grad():
                 steps = [decoder(input_ids=part, past_key_values=cache, use_cache=True) for part in ids.split(3, dim=1)]
             outputs.append(torch.cat([step.last_hidden_state for step in steps], dim=1))

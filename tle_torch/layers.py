@@ -440,7 +440,13 @@ _update_frequencies = dynamic_rope_update(lambda self, x, position_ids: None)
 
 
 class PatchedPreTrainedModel(PatchedModule):
-    """A transformers model with patched modules in it. Its forward is its own; what changes is what it hands out."""
+    """A transformers model with patched modules in it. Its forward is its own; what changes is what it hands out.
+
+    Attributes:
+        tle_kv_dtype: the `dtype` of the caches that it makes (see `Cache`).
+    """
+
+    tle_kv_dtype: torch.dtype | None = None
 
     def __setstate__(self, state) -> None:
         super().__setstate__(state)
@@ -450,6 +456,7 @@ class PatchedPreTrainedModel(PatchedModule):
 
     def tle_restore(self) -> None:
         self.__dict__.pop("tle_owns_cache", None)
+        self.__dict__.pop("tle_kv_dtype", None)
         super().tle_restore()
 
     @classmethod
@@ -501,7 +508,9 @@ class PatchedPreTrainedModel(PatchedModule):
             and generation_config.cache_implementation is None
             and self.__dict__.get("tle_owns_cache", False)
         ):
-            model_kwargs["past_key_values"] = Cache(self.config, max_cache_len=max_cache_length)
+            model_kwargs["past_key_values"] = Cache(
+                self.config, max_cache_len=max_cache_length, dtype=self.tle_kv_dtype
+            )
             return None
         return super()._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length

@@ -150,15 +150,19 @@ def _(q, k, cos, sin):
 # ---- attention ----
 
 
+def _value_size(v: torch.Tensor) -> int:
+    return v.shape[-1] - 4 if v.dtype == torch.int8 else v.shape[-1]  # int8: codes and the bytes of a scale
+
+
 @_fake("attention")
 def _(q, k, v, sm_scale, mask=None, causal=False, window=0, softcap=0.0, sinks=None, starts=None):
     batch, heads, queries, _ = q.shape
-    return q.new_empty([batch, queries, heads, v.shape[-1]]).transpose(1, 2)
+    return q.new_empty([batch, queries, heads, _value_size(v)]).transpose(1, 2)
 
 
 @_fake("flash_attn_decode")
 def _(q, k, v, sm_scale, seq_len=None):
-    return _with_last(q, v.shape[-1])
+    return _with_last(q, _value_size(v))
 
 
 # ---- whole layers ----

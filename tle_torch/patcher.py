@@ -25,7 +25,7 @@ from transformers.integrations.gguf.utils import GgufEmbedding, GgufLinear
 
 from tle_torch import probes, threads, weights
 from tle_torch.attention import NAME as ATTENTION
-from tle_torch.cache import supports_config
+from tle_torch.cache import check_dtype, supports_config
 from tle_torch.decode import PatchedDecoder, Router, self_check
 from tle_torch.families import Family, family_of
 from tle_torch.layers import (
@@ -57,6 +57,7 @@ def patch_model(
     quantize_head: bool = False,
     keep_original: bool = False,
     exclude: Sequence[str] = (),
+    kv_dtype: torch.dtype | None = None,
     progress: bool | Callable[[int, int, str], None] | None = None,
 ) -> Report:
     """Makes a model run on TLE's kernels, in place.
@@ -78,6 +79,8 @@ def patch_model(
         keep_original: keep the original weights too, so that `unpatch_model`, `disabled` and `verify` give back the
             exact model. Otherwise each is freed as soon as it is packed.
         exclude: patterns (as in fnmatch) of module names to leave alone.
+        kv_dtype: of the caches that the model makes by itself (see `tle_torch.Cache`): None keeps keys and values as
+            they are, torch.int8 in about half the bytes of bf16.
         progress: True or False shows a progress bar or none; None shows one for models of 1 GiB and more. A function is
             called with (modules done, modules in all, name).
 
@@ -86,7 +89,8 @@ def patch_model(
 
     Raises:
         TypeError: `model` is no module, or an argument has another type.
-        ValueError: unknown scheme; a weight on another device; nothing to patch; the model is inside `with
+        ValueError: unknown scheme or `kv_dtype`; a `kv_dtype` for a model without a decoder of a known family; a weight
+            on another device; nothing to patch; the model is inside `with
             disabled(...)`. Nothing is changed then.
     """
     if not isinstance(model, nn.Module):
@@ -96,8 +100,11 @@ def patch_model(
     if isinstance(exclude, str):
         raise TypeError("exclude takes a sequence of patterns, got a string")
     check_progress(progress)
+    check_dtype(kv_dtype, "kv_dtype")
     refuse_disabled(model)
     _check_devices(model)
+    if kv_dtype is not None and not any(family_of(module) is not None for module in model.modules()):
+        raise ValueError(f"kv_dtype: this {type(model).__name__} has no decoder of a known family to make a cache")
     scan = _Scan(model, scheme, quantize_head, tuple(exclude))
     report = Report(scheme=scheme, isa=_C.isa(), threads=_C.get_num_threads(), left_alone=scan.left_alone)
     report.bytes_before = report.bytes_after = _bytes_of(model)
@@ -124,11 +131,13 @@ def patch_model(
         for action in scan.actions:
             advance(action.name)
             action.apply(report, keep_original)
-    _patch_models(model, record, report)
+    _patch_models(model, record, report, kv_dtype)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not _is_adapter_parameter(name, scan.adapters):
             parameter.requires_grad_(False)
             record.requires_grad.append(name)
+    if kv_dtype is not None:
+        report.notes.append("The caches that the model makes hold keys and values as int8 codes.")
     report.bytes_after = _bytes_of(model)
     record.report = report
     return report
@@ -641,7 +650,7 @@ def _decoders(model: nn.Module) -> Iterator[tuple[str, PatchedDecoder]]:
     return ((name, m) for name, m in model.named_modules() if isinstance(m, PatchedDecoder))
 
 
-def _patch_models(model: nn.Module, record: PatchRecord, report: Report) -> None:
+def _patch_models(model: nn.Module, record: PatchRecord, report: Report, kv_dtype: torch.dtype | None) -> None:
     """Patches the models in a model: routing and attention of the decoders that are known, caches, saving."""
     models = [
         (name, module)
@@ -655,6 +664,7 @@ def _patch_models(model: nn.Module, record: PatchRecord, report: Report) -> None
                 module.__class__ = patched_class(PatchedPreTrainedModel, type(module))
             continue
         module.__class__ = patched_class(PatchedDecoder, type(module))
+        module.tle_kv_dtype = kv_dtype
         module.tle_router = Router()
         before = module.config._attn_implementation
         module.config._attn_implementation = ATTENTION
@@ -676,6 +686,7 @@ def _patch_models(model: nn.Module, record: PatchRecord, report: Report) -> None
         text = module.config.get_text_config(decoder=True)
         if module.can_generate() and supports_config(text) and any(d.config is text for _, d in _decoders(module)):
             module.tle_owns_cache = True
+            module.tle_kv_dtype = kv_dtype
     unknown = [type(m).__name__ for _, m in models if family_of(m) is None and not any(True for _ in _decoders(m))]
     if unknown and not report.whole_step:
         report.notes.append(

@@ -408,7 +408,7 @@ void sdot_gemv_cases(Isa isa) {
 void attention_cases(Isa isa) {
   const int64_t heads = 16, kv_heads = 8, d = 128;
   AttentionCall call;
-  call.dtype = DType::kBF16;
+  call.dtype = call.kv_dtype = DType::kBF16;
   call.batch = 1;
   call.heads = heads;
   call.kv_heads = kv_heads;

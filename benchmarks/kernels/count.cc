@@ -15,6 +15,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "benchmarks/kernels/naive_attention.h"
@@ -240,9 +241,10 @@ void count_dense(const Shape& s, const std::string& format, DType dtype) {
 }
 
 // One token of a model with 16 query heads and 8 of keys and values of 128: the whole operator on one thread, beside
-// the plain loop over the query heads.
+// the plain loop over the query heads, and with int8 keys and values.
 void count_attention() {
   const int64_t heads = 16, kv_heads = 8, d = 128, keys = 1024, one = kv_heads * keys * d;
+  const std::pair<const char*, DType> formats[] = {{"bf16", DType::kBF16}, {"int8", DType::kI8}};
   const Zeros q(2 * heads * d), k(2 * one), v(2 * one), out(2 * heads * d);
   AttentionCall call;
   call.q = q.as<void>();
@@ -257,7 +259,6 @@ void count_attention() {
   call.scale = 0.1f;
   call.causal = true;
   call.q_strides = call.out_strides = {heads * d, d, heads * d};
-  call.k_strides = call.v_strides = {one, keys * d, d};
   const auto attend = [&](int64_t of_keys) {
     call.keys = of_keys;
     Program program(kAttentionStages);
@@ -267,13 +268,19 @@ void count_attention() {
   set_num_threads(1);
   const int64_t units = heads * keys * d * 2;
   for (Isa isa : attention_table.isas()) {
-    if (!cpu_supports(isa) || !wanted("attention", "bf16", isa)) continue;
+    if (!cpu_supports(isa)) continue;
     set_isa_cap(isa_name(isa));
-    attend(keys);  // scratch memory is made by the first call
-    for (int64_t of_keys : {int64_t(0), keys})
-      count("attention", "bf16", isa_name(isa), of_keys ? units : 0, [&] { attend(of_keys); });
+    for (const auto& [format, kv_dtype] : formats) {
+      if (!wanted("attention", format, isa)) continue;
+      call.kv_dtype = kv_dtype;
+      const int64_t slot = d + (kv_dtype == DType::kI8 ? kScaleBytes : 0);
+      call.k_strides = call.v_strides = {kv_heads * keys * slot, keys * slot, slot};
+      attend(keys);  // scratch memory is made by the first call
+      for (int64_t of_keys : {int64_t(0), keys})
+        count("attention", format, isa_name(isa), of_keys ? units : 0, [&] { attend(of_keys); });
+    }
     NaiveAttentionFn* naive = naive_attention(isa);
-    if (naive == nullptr) continue;
+    if (naive == nullptr || !wanted("attention", "bf16", isa)) continue;
     std::vector<float> scores(size_t(keys), 0.0f);
     NaiveAttention a = {q.as<uint16_t>(), k.as<uint16_t>(), v.as<uint16_t>(), out.as<uint16_t>(), scores.data(),
                         0,                heads / kv_heads, keys,             d,                  call.scale};
@@ -286,7 +293,7 @@ void count_attention() {
 
 [[noreturn]] void usage(int status) {
   fprintf(status ? stderr : stdout,
-          "tle_kernel_count [--step] [--kind gemv|gemm|attention] [--format SCHEME|bf16|sdot] [--isa LEVEL]\n"
+          "tle_kernel_count [--step] [--kind gemv|gemm|attention] [--format SCHEME|bf16|int8|sdot] [--isa LEVEL]\n"
           "Started by benchmarks/counts.py under a counter of instructions; --step counts by itself (x86-64).\n");
   exit(status);
 }

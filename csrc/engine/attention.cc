@@ -128,8 +128,8 @@ void run_tile(const AttentionStage& s, const Tile& t, int64_t first, int64_t las
   }
 
   AttentionArgs a = {};
-  a.k = offset(c.k, t.batch * c.k_strides.batch + t.kv_head * c.k_strides.head, c.dtype);
-  a.v = offset(c.v, t.batch * c.v_strides.batch + t.kv_head * c.v_strides.head, c.dtype);
+  a.k = offset(c.k, t.batch * c.k_strides.batch + t.kv_head * c.k_strides.head, c.kv_dtype);
+  a.v = offset(c.v, t.batch * c.v_strides.batch + t.kv_head * c.v_strides.head, c.kv_dtype);
   a.workspace = s.workspace + member * s.workspace_bytes;
   a.d = c.d;
   a.dv = c.dv;
@@ -143,6 +143,7 @@ void run_tile(const AttentionStage& s, const Tile& t, int64_t first, int64_t las
   a.scale = c.scale;
   a.softcap = c.softcap;
   a.dtype = c.dtype;
+  a.kv_dtype = c.kv_dtype;
   a.mask = c.mask;
   const int64_t mask_size = c.mask.kind == MaskKind::kBool ? 1 : c.mask.kind == MaskKind::kF32 ? 4 : 2;
 
@@ -265,7 +266,7 @@ void add_attention(Program& program, const AttentionCall& call) {
     s.mask_end = program.scratch<int64_t>(rows);
     program.add(s, rows, rows * c.keys, scan_mask);
   }
-  const int64_t bytes = c.batch * c.kv_heads * c.keys * (c.d + c.dv) * dtype_size(c.dtype) *
+  const int64_t bytes = c.batch * c.kv_heads * c.keys * (c.d + c.dv) * dtype_size(c.kv_dtype) *
                         ceil_div(s.group * c.queries, 8);
   if (s.partials == 1) {
     program.add(s, s.tiles, bytes, whole_tile);

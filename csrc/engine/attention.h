@@ -20,11 +20,12 @@ struct TokenStrides {
 // neither on the number of threads nor on what else is in the batch, nor on how many queries one call has.
 struct AttentionCall {
   const void* q = nullptr;  // [batch, heads, queries, d]
-  const void* k = nullptr;  // [batch, kv_heads, keys, d]
-  const void* v = nullptr;  // [batch, kv_heads, keys, dv]
+  const void* k = nullptr;  // [batch, kv_heads, keys, d], int8: [.., d + kScaleBytes]
+  const void* v = nullptr;  // [batch, kv_heads, keys, dv], int8: [.., dv + kScaleBytes]
   void* out = nullptr;      // [batch, heads, queries, dv]
   TokenStrides q_strides = {}, k_strides = {}, v_strides = {}, out_strides = {};
-  DType dtype = DType::kF32;  // of q, k, v and out
+  DType dtype = DType::kF32;     // of q and out
+  DType kv_dtype = DType::kF32;  // of k and v: dtype or kI8 (kernels/attention/attention.h)
   int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, d = 0, dv = 0;
   float scale = 1.0f;
   bool causal = false;    // query i sees the keys up to keys - queries + i

@@ -33,6 +33,7 @@ struct Pass {
 struct HeadsStage {
   RmsNormFn* norm;
   RotaryFn* rotary;
+  QuantizeRowsFn* quantize;
   DecoderShape shape;
   NormWeight q_norm, k_norm;
   DecoderCache cache;
@@ -41,6 +42,16 @@ struct HeadsStage {
   void *q, *k, *v;  // [rows, heads * head_dim]
 };
 
+// A key or value into its slot of int8 codes and a scale.
+void store_quantised(const HeadsStage& s, const void* x, void* slot) {
+  const int64_t d = s.shape.head_dim;
+  int8_t* codes = static_cast<int8_t*>(slot);
+  float scale;
+  int32_t sum;
+  s.quantize({x, codes, &scale, &sum, 1, d, 0, d, d, s.shape.dtype});
+  memcpy(codes + d, &scale, kScaleBytes);
+}
+
 void run_heads(const HeadsStage& s, int64_t unit, int) {
   const DecoderShape& m = s.shape;
   const int64_t row = unit / m.kv_heads, head = unit % m.kv_heads, group = m.heads / m.kv_heads;
@@ -48,8 +59,8 @@ void run_heads(const HeadsStage& s, int64_t unit, int) {
   void* q = advance(s.q, (row * m.heads + head * group) * d, m.dtype);
   void* k = advance(s.k, (row * m.kv_heads + head) * d, m.dtype);
   const void* v = advance(s.v, (row * m.kv_heads + head) * d, m.dtype);
-  void* k_slot = advance(s.cache.k, b * s.cache.k_batch + head * s.cache.k_head + slot * s.cache.k_slot, m.dtype);
-  void* v_slot = advance(s.cache.v, b * s.cache.v_batch + head * s.cache.v_head + slot * s.cache.v_slot, m.dtype);
+  void* k_slot = advance(s.cache.k, b * s.cache.k_batch + head * s.cache.k_head + slot * s.cache.k_slot, s.cache.dtype);
+  void* v_slot = advance(s.cache.v, b * s.cache.v_batch + head * s.cache.v_head + slot * s.cache.v_slot, s.cache.dtype);
 
   // The norm may not run in place, so it goes through a buffer of one head (head_dim <= 512, checked by the operator).
   alignas(64) char buffer[512 * 4];
@@ -73,15 +84,22 @@ void run_heads(const HeadsStage& s, int64_t unit, int) {
   };
   normalise(q, group, s.q_norm);
   normalise(k, 1, s.k_norm);
+  const bool quantised = s.cache.dtype == DType::kI8;
+  void* rotated = quantised ? k : k_slot;
   if (s.rotate) {
     const int64_t at = b * s.pass.table_batch_stride + t * s.pass.rotary_dim;
     const void *cos = advance(s.pass.cos, at, m.dtype), *sin = advance(s.pass.sin, at, m.dtype);
     s.rotary({q, cos, sin, q, group, d, s.pass.rotary_dim, d, d, m.dtype});
-    s.rotary({k, cos, sin, k_slot, 1, d, s.pass.rotary_dim, d, d, m.dtype});
-  } else {
+    s.rotary({k, cos, sin, rotated, 1, d, s.pass.rotary_dim, d, d, m.dtype});
+  } else if (!quantised) {
     memcpy(k_slot, k, bytes);
   }
-  memcpy(v_slot, v, bytes);
+  if (quantised) {
+    store_quantised(s, k, k_slot);
+    store_quantised(s, v, v_slot);
+  } else {
+    memcpy(v_slot, v, bytes);
+  }
 }
 
 class Builder {
@@ -131,8 +149,8 @@ class Builder {
     add_quantize(program_, x, qkv, 3);
     add_linears(program_, x, qkv, qkv_out, 3);
 
-    HeadsStage heads = {rms_norm_table.get(), rotary_table.get(), m_, w.q_norm, w.k_norm, layer.cache, pass_,
-                        layer.rotary && pass_.cos != nullptr, q, k, v};
+    HeadsStage heads = {rms_norm_table.get(), rotary_table.get(), quantize_rows_table.get(), m_, w.q_norm, w.k_norm,
+                        layer.cache, pass_, layer.rotary && pass_.cos != nullptr, q, k, v};
     program_.add(heads, rows_ * m_.kv_heads, rows_ * (q_width + 2 * kv_width) * dtype_size(m_.dtype), run_heads);
 
     void* attended = rows(q_width);
@@ -168,6 +186,7 @@ class Builder {
     call.out = out;
     call.out_strides = {pass_.tokens * width, d, width};
     call.dtype = m_.dtype;
+    call.kv_dtype = layer.cache.dtype;
     call.batch = pass_.batch;
     call.heads = m_.heads;
     call.kv_heads = m_.kv_heads;

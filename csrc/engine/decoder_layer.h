@@ -22,8 +22,11 @@ struct DecoderWeights {
 };
 
 // This layer's cache: K and V [batch, kv_heads, slots, head_dim], elements of a slot adjacent. Strides in elements.
+// dtype is the model's or kI8: slots of codes and a scale (kernels/attention/attention.h), which quantize_rows makes of
+// what the other kind of cache would hold.
 struct DecoderCache {
   void *k, *v;
+  DType dtype;
   int64_t k_batch, k_head, k_slot, v_batch, v_head, v_slot;
 };
 

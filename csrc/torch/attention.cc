@@ -15,21 +15,26 @@ at::Tensor dense_tokens(const at::Tensor& t) {
   return t.size(-1) == 1 || t.stride(-1) == 1 ? t : t.contiguous();
 }
 
-void check_head_size(const char* op, const char* name, const at::Tensor& t) {
-  TORCH_CHECK_VALUE(t.size(-1) >= 1 && t.size(-1) <= kMaxHeadSize, op, ": the head size of ", name, " must be in 1 .. ",
+void check_head_size(const char* op, const char* name, int64_t size, const at::Tensor& t) {
+  TORCH_CHECK_VALUE(size >= 1 && size <= kMaxHeadSize, op, ": the head size of ", name, " must be in 1 .. ",
                     kMaxHeadSize, ", got ", t.sizes());
 }
 
-// k and v [.., Hkv, S, D] against q's dtype, heads and head size.
-void check_keys(const char* op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t q_heads) {
+// k and v [.., Hkv, S, D] against q's dtype, heads and head size. Sets kv_dtype, d and dv.
+void check_keys(const char* op, AttentionCall& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                int64_t q_heads) {
   const int64_t head = k.dim() - 3;
-  check_dtype(op, "k", k, q.scalar_type());
-  check_dtype(op, "v", v, q.scalar_type());
+  call.kv_dtype = kv_dtype(op, "k", k, call.dtype);
+  check_dtype(op, "v", v, k.scalar_type());
   check_dim(op, "v", v, k.dim());
   for (int64_t dim = 0; dim < k.dim() - 1; ++dim) check_size(op, "v", v, dim, k.size(dim), "that of k");
-  check_size(op, "k", k, -1, q.size(-1), "the head size of q");
-  check_head_size(op, "q", q);
-  check_head_size(op, "v", v);
+  const bool codes = call.kv_dtype == DType::kI8;
+  call.d = q.size(-1);
+  call.dv = v.size(-1) - (codes ? kScaleBytes : 0);
+  check_size(op, "k", k, -1, call.d + (codes ? kScaleBytes : 0),
+             codes ? "the head size of q and the bytes of a scale" : "the head size of q");
+  check_head_size(op, "q", call.d, q);
+  check_head_size(op, "v", call.dv, v);
   TORCH_CHECK_VALUE(k.size(head) >= 1 && q_heads % k.size(head) == 0, op,
                     ": the query heads must be a multiple of the key/value heads, got ", q_heads, " and ",
                     k.size(head));
@@ -73,15 +78,13 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   call.dtype = float_dtype(op, "q", q);
   check_dim(op, "q", q, 4);
   check_dim(op, "k", k, 4);
-  check_keys(op, q, k, v, q.size(1));
+  check_keys(op, call, q, k, v, q.size(1));
   check_size(op, "k", k, 0, q.size(0), "the batch of q");
   call.batch = q.size(0);
   call.heads = q.size(1);
   call.kv_heads = k.size(1);
   call.queries = q.size(2);
   call.keys = k.size(2);
-  call.d = q.size(3);
-  call.dv = v.size(3);
   call.scale = float(sm_scale);
   TORCH_CHECK_VALUE(window >= 0, op, ": window must be 0 (none) or positive, got ", window);
   TORCH_CHECK_VALUE(window == 0 || causal, op, ": a window is counted back from a causal query: causal must be True");
@@ -140,7 +143,7 @@ at::Tensor flash_attn_decode(const at::Tensor& q, const at::Tensor& k, const at:
   TORCH_CHECK_VALUE(q.dim() == 2 || q.dim() == 3, op, ": q must be [Hq, D] or [batch, Hq, D], got ", q.sizes());
   const bool batched = q.dim() == 3;
   check_dim(op, "k", k, batched ? 4 : 3);
-  check_keys(op, q, k, v, q.size(-2));
+  check_keys(op, call, q, k, v, q.size(-2));
   if (batched) check_size(op, "k", k, 0, q.size(0), "the batch of q");
   const int64_t slots = k.size(-2);
   call.keys = seq_len.value_or(slots);
@@ -150,8 +153,6 @@ at::Tensor flash_attn_decode(const at::Tensor& q, const at::Tensor& k, const at:
   call.heads = q.size(-2);
   call.kv_heads = k.size(-3);
   call.queries = 1;
-  call.d = q.size(-1);
-  call.dv = v.size(-1);
   call.scale = float(sm_scale);
 
   const at::Tensor dense_q = dense_tokens(q), dense_k = dense_tokens(k), dense_v = dense_tokens(v);

@@ -102,6 +102,13 @@ LinearWeight linear_weight(const char* op, const char* name, const at::Tensor& w
   return w;
 }
 
+DType kv_dtype(const char* op, const char* name, const at::Tensor& t, DType dtype) {
+  check_cpu(op, name, t);
+  TORCH_CHECK_TYPE(t.scalar_type() == scalar_type(dtype) || t.scalar_type() == at::kChar, op, ": ", name, " must be ",
+                   scalar_type(dtype), " or int8 codes with their scales, got ", t.scalar_type());
+  return t.scalar_type() == at::kChar ? DType::kI8 : dtype;
+}
+
 NormKind norm_kind(const char* op, std::string_view kind) {
   if (kind == "fp32") return NormKind::kF32;
   if (kind == "llama") return NormKind::kLlama;

@@ -37,6 +37,10 @@ at::Tensor vector_of(const char* op, const char* name, const at::Tensor& t, int6
 LinearWeight linear_weight(const char* op, const char* name, const at::Tensor& weight, int64_t out_features, int64_t k,
                            const std::optional<at::Tensor>& bias, DType dtype, std::vector<at::Tensor>& keep);
 
+// What keys or values [.., slots, size] hold for a model of `dtype`: that, or int8 codes with a scale behind them
+// (kernels/attention/attention.h). Anything else raises.
+DType kv_dtype(const char* op, const char* name, const at::Tensor& t, DType dtype);
+
 NormKind norm_kind(const char* op, std::string_view kind);
 
 }  // namespace tle

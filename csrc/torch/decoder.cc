@@ -3,6 +3,7 @@
 
 #include <torch/custom_class.h>
 
+#include "csrc/kernels/attention/attention.h"
 #include "csrc/torch/checks.h"
 #include "csrc/torch/torch_headers.h"
 
@@ -98,9 +99,11 @@ class Call {
     w.gate = linear(12, m_.intermediate, m_.hidden);
     w.up = linear(14, m_.intermediate, m_.hidden);
     w.down = linear(16, m_.hidden, m_.intermediate);
-    check_cache("k_cache", k_cache);
-    check_cache("v_cache", v_cache);
-    layer.cache = {k_cache.mutable_data_ptr(), v_cache.mutable_data_ptr(), k_cache.stride(0), k_cache.stride(1),
+    const DType cached = kv_dtype(op_, "k_cache", k_cache, m_.dtype);
+    check_dtype(op_, "v_cache", v_cache, k_cache.scalar_type());
+    check_cache("k_cache", k_cache, cached);
+    check_cache("v_cache", v_cache, cached);
+    layer.cache = {k_cache.mutable_data_ptr(), v_cache.mutable_data_ptr(), cached, k_cache.stride(0), k_cache.stride(1),
                    k_cache.stride(2), v_cache.stride(0), v_cache.stride(1), v_cache.stride(2)};
     TORCH_CHECK_VALUE(window >= 0, op_, ": window must not be negative, got ", window);
     layer.rotary = rotary;
@@ -142,13 +145,11 @@ class Call {
     return owned(t.contiguous()).const_data_ptr();
   }
 
-  void check_cache(const char* name, const at::Tensor& t) {
-    check_cpu(op_, name, t);
-    TORCH_CHECK_TYPE(t.scalar_type() == scalar_type(m_.dtype), op_, ": ", name, " must have hidden's dtype ",
-                     scalar_type(m_.dtype), ", got ", t.scalar_type());
+  void check_cache(const char* name, const at::Tensor& t, DType cached) {
+    const int64_t width = m_.head_dim + (cached == DType::kI8 ? kScaleBytes : 0);
     check_dim(op_, name, t, 4);
-    TORCH_CHECK_VALUE(t.size(0) == in_.batch && t.size(1) == m_.kv_heads && t.size(3) == m_.head_dim, op_, ": ", name,
-                      " must be [", in_.batch, ", ", m_.kv_heads, ", slots, ", m_.head_dim, "], got ", t.sizes());
+    TORCH_CHECK_VALUE(t.size(0) == in_.batch && t.size(1) == m_.kv_heads && t.size(3) == width, op_, ": ", name,
+                      " must be [", in_.batch, ", ", m_.kv_heads, ", slots, ", width, "], got ", t.sizes());
     TORCH_CHECK_VALUE(t.size(2) >= in_.cache_len + in_.tokens, op_, ": ", name, " has ", t.size(2), " slots, and ",
                       in_.cache_len, " used ones and ", in_.tokens, " new tokens need ", in_.cache_len + in_.tokens);
     TORCH_CHECK_VALUE(t.stride(3) == 1 || t.size(3) == 1, op_, ": the last dimension of ", name, " must be dense, got strides ",

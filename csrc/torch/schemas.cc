@@ -20,8 +20,9 @@
   X("fused_mlp(Tensor x, Tensor gate, Tensor up, Tensor down, int intermediate_size, Tensor? gate_bias=None, "        \
     "Tensor? up_bias=None, Tensor? down_bias=None) -> Tensor")                                                        \
   /* One decoder layer. hidden [B, Q, H]; k_cache, v_cache [B, Hkv, S, D], any strides with a dense last dimension;   \
-     the Q new tokens go to slots cache_len .. cache_len + Q. cos, sin [B or 1, Q, R] (None: no rotary; R < D: partial \
-     rotary). starts int64 [B]: each row's first real key (its left padding), None: 0.                                \
+     the Q new tokens go to slots cache_len .. cache_len + Q. Caches may also be int8 [B, Hkv, S, D + 4], as        \
+     `attention` reads them: quantize_rows makes the codes and scales of the new ones. cos, sin [B or 1, Q, R] (None:  \
+     no rotary; R < D: partial rotary). starts int64 [B]: each row's first real key (its left padding), None: 0.      \
      weights: 18 entries in the order of engine/decoder_layer.h, None where the model has none:                       \
        0 input_norm   1 q  2 q_bias  3 k  4 k_bias  5 v  6 v_bias  7 q_norm  8 k_norm  9 o  10 o_bias                 \
        11 post_norm  12 gate  13 gate_bias  14 up  15 up_bias  16 down  17 down_bias */                               \
@@ -55,7 +56,9 @@
   X("argmax(Tensor x) -> Tensor")                                                                                     \
   /* q [B, Hq, Q, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> [B, Hq, Q, Dv] (stored as [B, Q, Hq, Dv]). mask:          \
      bool (True: may be attended) or floating (added to the scores), broadcastable to [B, Hq, Q, S]. causal: query i   \
-     sees keys up to S - Q + i. window > 0: only the last `window` of those. starts int64 [B]: first real key. */      \
+     sees keys up to S - Q + i. window > 0: only the last `window` of those. starts int64 [B]: first real key.         \
+     Here and in flash_attn_decode, k and v may be int8, [.., S, D + 4] and [.., S, Dv + 4]: the codes of a slot and,  \
+     behind them, the four bytes of its fp32 scale, which is not negative. */                                          \
   X("attention(Tensor q, Tensor k, Tensor v, float sm_scale, Tensor? mask=None, bool causal=False, int window=0, "     \
     "float softcap=0., Tensor? sinks=None, Tensor? starts=None) -> Tensor")
 

@@ -20,9 +20,27 @@ const std::vector<float> kManySinks = [] {
   return sinks;
 }();
 
+// What q and out hold, and what keys and values do.
+struct Kind {
+  DType dtype, kv;
+  std::string name() const { return std::string(name_of(dtype)) + (kv == DType::kI8 ? " on int8" : ""); }
+};
+const Kind kKinds[] = {{DType::kF32, DType::kF32}, {DType::kBF16, DType::kBF16}, {DType::kF16, DType::kF16},
+                       {DType::kF32, DType::kI8},  {DType::kBF16, DType::kI8},   {DType::kF16, DType::kI8}};
+
+int64_t scale_bytes(DType kv) { return kv == DType::kI8 ? kScaleBytes : 0; }
+
+// A key or a value of n elements.
+void fill_slot(Random& random, DType kv, void* p, int64_t n, float magnitude = 1.0f) {
+  if (kv != DType::kI8) return fill_normal(random, kv, p, n, magnitude);
+  fill_codes(random, static_cast<int8_t*>(p), n);
+  const float scale = std::uniform_real_distribution<float>(0.5f, 1.0f)(random) * magnitude / 64.0f;
+  memcpy(static_cast<int8_t*>(p) + n, &scale, sizeof scale);
+}
+
 // One call of the kernel: a tile of rows, the slots that their keys lie in, and perhaps a mask.
 struct KernelCase {
-  DType dtype = DType::kF32;
+  Kind kind = kKinds[0];
   int64_t heads = 1, queries = 1, slots = 0, d = 64, dv = 64;
   std::vector<int64_t> begin, end;  // [rows]
   int64_t first_block = 0, last_block = 100;
@@ -31,6 +49,8 @@ struct KernelCase {
   bool mask_per_head = false, mask_strided = false;
 
   int64_t rows() const { return heads * queries; }
+  int64_t k_size() const { return d + scale_bytes(kind.kv); }
+  int64_t v_size() const { return dv + scale_bytes(kind.kv); }
   void all_rows(int64_t first, int64_t last) {
     begin.assign(size_t(rows()), first);
     end.assign(size_t(rows()), last);
@@ -45,11 +65,11 @@ class KernelRun {
  public:
   KernelRun(const KernelCase& c, Random& random)
       : c_(c),
-        q_((c.queries * c.heads * (c.d + 3)) * dtype_size(c.dtype)),
-        k_(std::max<int64_t>(0, c.slots * (c.d + 5) - 5) * dtype_size(c.dtype)),
-        v_(std::max<int64_t>(0, c.slots * (c.dv + 1) - 1) * dtype_size(c.dtype)),
+        q_((c.queries * c.heads * (c.d + 3)) * dtype_size(c.kind.dtype)),
+        k_(std::max<int64_t>(0, c.slots * (c.k_size() + 5) - 5) * dtype_size(c.kind.kv)),
+        v_(std::max<int64_t>(0, c.slots * (c.v_size() + 1) - 1) * dtype_size(c.kind.kv)),
         mask_(size_t(mask_elements() * mask_size())) {
-    fill_normal(random, c.dtype, q_.as(), c.queries * c.heads * (c.d + 3), c.magnitude);
+    fill_normal(random, c.kind.dtype, q_.as(), c.queries * c.heads * (c.d + 3), c.magnitude);
     // Slots that no row may look at keep their NaN.
     std::vector<bool> used(size_t(c.slots), false);
     fill_mask(random);
@@ -58,8 +78,8 @@ class KernelRun {
         if (allowed(r, key)) used[size_t(key)] = true;
     for (int64_t key = 0; key < c.slots; ++key) {
       if (!used[size_t(key)]) continue;
-      fill_normal(random, c.dtype, k_.as<char>() + key * (c.d + 5) * dtype_size(c.dtype), c.d, c.magnitude);
-      fill_normal(random, c.dtype, v_.as<char>() + key * (c.dv + 1) * dtype_size(c.dtype), c.dv);
+      fill_slot(random, c.kind.kv, k(key), c.d, c.magnitude);
+      fill_slot(random, c.kind.kv, v(key), c.dv);
     }
   }
 
@@ -67,8 +87,8 @@ class KernelRun {
     c_.first_block = first;
     c_.last_block = last;
   }
-  void* k(int64_t slot) { return k_.as<char>() + slot * (c_.d + 5) * dtype_size(c_.dtype); }
-  void* v(int64_t slot) { return v_.as<char>() + slot * (c_.dv + 1) * dtype_size(c_.dtype); }
+  void* k(int64_t slot) { return k_.as<char>() + slot * (c_.k_size() + 5) * dtype_size(c_.kind.kv); }
+  void* v(int64_t slot) { return v_.as<char>() + slot * (c_.v_size() + 1) * dtype_size(c_.kind.kv); }
 
   KernelResult operator()(AttentionFn* fn) {
     const int64_t rows = c_.rows();
@@ -92,14 +112,15 @@ class KernelRun {
     a.dv = c_.dv;
     a.q_head_stride = c_.d + 3;
     a.q_query_stride = c_.heads * (c_.d + 3);
-    a.k_stride = c_.d + 5;
-    a.v_stride = c_.dv + 1;
+    a.k_stride = c_.k_size() + 5;
+    a.v_stride = c_.v_size() + 1;
     a.acc_stride = padded(c_.dv);
     a.first_block = c_.first_block;
     a.last_block = c_.last_block;
     a.scale = 1.0f / std::sqrt(float(c_.d));
     a.softcap = c_.softcap;
-    a.dtype = c_.dtype;
+    a.dtype = c_.kind.dtype;
+    a.kv_dtype = c_.kind.kv;
     fn(a);
     KernelResult result;
     for (int64_t r = 0; r < rows; ++r) {
@@ -172,7 +193,7 @@ void expect_variants_equal(KernelRun& run) {
 }
 
 void check(const KernelCase& c, Random& random) {
-  SCOPED_TRACE(std::string(name_of(c.dtype)) + " heads=" + std::to_string(c.heads) + " queries=" +
+  SCOPED_TRACE(c.kind.name() + " heads=" + std::to_string(c.heads) + " queries=" +
                std::to_string(c.queries) + " slots=" + std::to_string(c.slots) + " d=" + std::to_string(c.d) +
                " dv=" + std::to_string(c.dv) + " mask=" + std::to_string(int(c.mask)));
   KernelRun run(c, random);
@@ -196,11 +217,11 @@ const int64_t kHeadSizes[] = {1, 8, 46, 64, 72, 80, 96, 112, 120, 128, 192, 256,
 
 TEST(Attention, EveryVariantEqualsTheReferenceForEveryHeadSize) {
   Random random(1);
-  for (DType t : kDTypes)
+  for (const Kind& kind : kKinds)
     for (int64_t d : kHeadSizes)
       for (int64_t heads : {1, 3}) {
         KernelCase c;
-        c.dtype = t;
+        c.kind = kind;
         c.heads = heads;
         c.d = d;
         c.dv = d;
@@ -214,11 +235,11 @@ TEST(Attention, EveryVariantEqualsTheReferenceForEveryHeadSize) {
 
 TEST(Attention, EveryVariantEqualsTheReferenceForEveryNumberOfKeysAndRows) {
   Random random(2);
-  for (DType t : kDTypes)
+  for (const Kind& kind : kKinds)
     for (int64_t keys : {0, 1, 3, 16, 63, 65, 255, 256, 257, 600})
       for (int64_t heads : {1, 2, 3, 4, 5, 7, 8, 9, 16}) {
         KernelCase c;
-        c.dtype = t;
+        c.kind = kind;
         c.heads = heads;
         c.slots = keys;
         c.d = 64;
@@ -230,14 +251,14 @@ TEST(Attention, EveryVariantEqualsTheReferenceForEveryNumberOfKeysAndRows) {
 
 TEST(Attention, TilesOfQueriesWithCausalityWindowsAndPadding) {
   Random random(3);
-  for (DType t : {DType::kF32, DType::kBF16})
+  for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[4]})
     for (int64_t heads : {1, 3})
       for (int64_t queries : {2, 5, 20, 64})
         for (int64_t slots : {2, 64, 300, 531})
           for (int64_t window : {0, 1, 7, 256, 300})
             for (int64_t start : {0, 13}) {
               KernelCase c;
-              c.dtype = t;
+              c.kind = kind;
               c.heads = heads;
               c.queries = std::min(queries, kAttentionRows / heads);
               c.slots = slots;
@@ -250,24 +271,25 @@ TEST(Attention, TilesOfQueriesWithCausalityWindowsAndPadding) {
 
 TEST(Attention, MasksOfEveryKind) {
   Random random(4);
-  for (MaskKind mask : {MaskKind::kBool, MaskKind::kF32, MaskKind::kBF16, MaskKind::kF16})
-    for (bool per_head : {false, true})
-      for (bool strided : {false, true})
-        for (int64_t queries : {1, 12})
-          for (float softcap : {0.0f, 2.0f}) {
-            KernelCase c;
-            c.dtype = DType::kBF16;
-            c.heads = 3;
-            c.queries = queries;
-            c.slots = 290;
-            c.d = c.dv = 32;
-            c.mask = mask;
-            c.mask_per_head = per_head;
-            c.mask_strided = strided;
-            c.softcap = softcap;
-            causal(c, 0, 0);
-            check(c, random);
-          }
+  for (const Kind& kind : {kKinds[1], kKinds[4]})
+    for (MaskKind mask : {MaskKind::kBool, MaskKind::kF32, MaskKind::kBF16, MaskKind::kF16})
+      for (bool per_head : {false, true})
+        for (bool strided : {false, true})
+          for (int64_t queries : {1, 12})
+            for (float softcap : {0.0f, 2.0f}) {
+              KernelCase c;
+              c.kind = kind;
+              c.heads = 3;
+              c.queries = queries;
+              c.slots = 290;
+              c.d = c.dv = 32;
+              c.mask = mask;
+              c.mask_per_head = per_head;
+              c.mask_strided = strided;
+              c.softcap = softcap;
+              causal(c, 0, 0);
+              check(c, random);
+            }
 }
 
 TEST(Attention, SoftcapsAndLargeScores) {
@@ -290,31 +312,37 @@ TEST(Attention, SoftcapsAndLargeScores) {
 TEST(Attention, InfinitiesAndNanInKeysAndValues) {
   Random random(6);
   const float special[] = {INFINITY, -INFINITY, NAN, 1e-41f, -0.0f};
-  for (DType t : kDTypes)
+  for (const Kind& kind : kKinds)
     for (float key_value : special)
       for (float value : special)
         for (int64_t keys : {1, 5, 270}) {
           KernelCase c;
-          c.dtype = t;
+          c.kind = kind;
           c.heads = 2;
           c.queries = 2;
           c.slots = keys;
           c.d = c.dv = 16;
           c.all_rows(0, keys);
           KernelRun run(c, random);
-          // One element of a key and of two values; a score of -inf skips the key, so that its NaN value does no harm.
-          scalar::store(t, run.k(keys / 2), 3, key_value);
-          scalar::store(t, run.v(keys / 2), 5, value);
-          scalar::store(t, run.v(keys - 1), 7, value);
+          // One element (of int8: the scale) of a key and of two values; a score of -inf skips the key, so that its NaN
+          // value does no harm.
+          auto put = [&](void* slot, int64_t element, float x) {
+            if (kind.kv != DType::kI8) return scalar::store(kind.dtype, slot, element, x);
+            const float scale = std::fabs(x);
+            memcpy(static_cast<int8_t*>(slot) + 16, &scale, sizeof scale);
+          };
+          put(run.k(keys / 2), 3, key_value);
+          put(run.v(keys / 2), 5, value);
+          put(run.v(keys - 1), 7, value);
           expect_variants_equal(run);
         }
 }
 
 TEST(Attention, BlocksOneByOneAndJoinedEqualOneCall) {
   Random random(7);
-  for (DType t : kDTypes) {
+  for (const Kind& kind : kKinds) {
     KernelCase c;
-    c.dtype = t;
+    c.kind = kind;
     c.heads = 3;
     c.queries = 7;
     c.slots = 1100;
@@ -339,7 +367,7 @@ TEST(Attention, BlocksOneByOneAndJoinedEqualOneCall) {
           for (int64_t r = 0; r < rows; ++r)
             std::copy_n(&partials[p].acc[size_t(r * c.dv)], c.dv, &acc[size_t((int64_t(p) * rows + r) * acc_stride)]);
         }
-        Guarded out(size_t(rows * c.dv * dtype_size(t)));
+        Guarded out(size_t(rows * c.dv * dtype_size(kind.dtype)));
         AttentionMergeArgs a = {};
         a.max = max.data();
         a.sum = sum.data();
@@ -355,7 +383,7 @@ TEST(Attention, BlocksOneByOneAndJoinedEqualOneCall) {
         a.out_head_stride = c.dv;
         a.out_query_stride = c.heads * c.dv;
         a.sinks_dtype = DType::kF32;
-        a.dtype = t;
+        a.dtype = kind.dtype;
         fn(a);
         return std::string(out.as<char>(), out.size());
       };
@@ -373,7 +401,7 @@ TEST(Attention, BlocksOneByOneAndJoinedEqualOneCall) {
 
 // [batch][heads][tokens][size] in memory of its own, in one of two orders.
 struct Tokens {
-  int64_t batch, heads, tokens, size;
+  int64_t batch, heads, tokens, size;  // int8: size counts the bytes of the scale
   DType dtype;
   bool tokens_first;  // stored as [batch, tokens, heads, size]
   std::vector<char> memory;
@@ -392,7 +420,7 @@ struct Tokens {
   }
   void fill(Random& random, int64_t b, int64_t first, int64_t last) {
     for (int64_t h = 0; h < heads; ++h)
-      for (int64_t i = first; i < last; ++i) fill_normal(random, dtype, at(b, h, i), size);
+      for (int64_t i = first; i < last; ++i) fill_slot(random, dtype, at(b, h, i), size - scale_bytes(dtype));
   }
   std::string bytes(int64_t b, int64_t h, int64_t i) {
     return std::string(at(b, h, i), size_t(size * dtype_size(dtype)));
@@ -401,9 +429,11 @@ struct Tokens {
 
 struct Operands {
   Tokens q, k, v;
-  Operands(Random& random, DType t, int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries, int64_t keys,
-           int64_t d, int64_t dv)
-      : q(batch, heads, queries, d, t, true), k(batch, kv_heads, keys, d, t), v(batch, kv_heads, keys, dv, t) {
+  Operands(Random& random, const Kind& kind, int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries,
+           int64_t keys, int64_t d, int64_t dv)
+      : q(batch, heads, queries, d, kind.dtype, true),
+        k(batch, kv_heads, keys, d + scale_bytes(kind.kv), kind.kv),
+        v(batch, kv_heads, keys, dv + scale_bytes(kind.kv), kind.kv) {
     for (int64_t b = 0; b < batch; ++b) {
       q.fill(random, b, 0, queries);
       k.fill(random, b, 0, keys);
@@ -419,13 +449,14 @@ struct Operands {
     c.k_strides = k.strides();
     c.v_strides = v.strides();
     c.dtype = q.dtype;
+    c.kv_dtype = k.dtype;
     c.batch = q.batch;
     c.heads = q.heads;
     c.kv_heads = k.heads;
     c.queries = q.tokens;
     c.keys = k.tokens;
     c.d = q.size;
-    c.dv = v.size;
+    c.dv = v.size - scale_bytes(v.dtype);
     c.scale = 1.0f / std::sqrt(float(q.size));
     c.causal = true;
     return c;
@@ -452,25 +483,26 @@ TEST(AttentionEngine, ThreadsAndLevelsDoNotChangeBits) {
     int64_t batch, heads, kv_heads, queries, keys, window;
   } cases[] = {{1, 4, 2, 1, 5000, 0},   {1, 4, 2, 1, 5000, 1000}, {2, 6, 2, 9, 700, 0},
                {1, 2, 1, 300, 300, 0}, {1, 3, 3, 100, 400, 70},   {1, 70, 1, 2, 300, 0}};
-  for (const auto& c : cases) {
-    Operands operands(random, DType::kBF16, c.batch, c.heads, c.kv_heads, c.queries, c.keys, 32, 16);
-    AttentionCall call = operands.call();
-    call.window = c.window;
-    call.sinks = kManySinks.data();
-    Tokens want = run(call);
-    for (int threads : {2, 3, 5}) EXPECT_EQ(run(call, threads).memory, want.memory) << threads << " threads";
-    for (Isa isa : supported_isas()) {
-      set_isa_cap(isa_name(isa));
-      EXPECT_EQ(run(call, 2).memory, want.memory) << isa_name(isa);
+  for (const Kind& kind : {kKinds[1], kKinds[4]})
+    for (const auto& c : cases) {
+      Operands operands(random, kind, c.batch, c.heads, c.kv_heads, c.queries, c.keys, 32, 16);
+      AttentionCall call = operands.call();
+      call.window = c.window;
+      call.sinks = kManySinks.data();
+      Tokens want = run(call);
+      for (int threads : {2, 3, 5}) EXPECT_EQ(run(call, threads).memory, want.memory) << threads << " threads";
+      for (Isa isa : supported_isas()) {
+        set_isa_cap(isa_name(isa));
+        EXPECT_EQ(run(call, 2).memory, want.memory) << isa_name(isa);
+      }
+      set_isa_cap("");
     }
-    set_isa_cap("");
-  }
 }
 
 TEST(AttentionEngine, ARowOfABatchEqualsTheRowAlone) {
   Random random(12);
-  for (DType t : kDTypes) {
-    Operands all(random, t, 3, 6, 3, 4, 400, 40, 40);
+  for (const Kind& kind : kKinds) {
+    Operands all(random, kind, 3, 6, 3, 4, 400, 40, 40);
     Tokens want = run(all.call(), 2);
     for (int64_t b = 0; b < 3; ++b) {
       AttentionCall one = all.call();
@@ -487,10 +519,10 @@ TEST(AttentionEngine, ARowOfABatchEqualsTheRowAlone) {
 
 TEST(AttentionEngine, ARowOfAPrefillEqualsItsDecodeStep) {
   Random random(13);
-  for (DType t : kDTypes)
+  for (const Kind& kind : kKinds)
     for (int64_t window : {0, 100, 256}) {
       const int64_t tokens = 330;
-      Operands all(random, t, 1, 4, 2, tokens, tokens, 24, 24);
+      Operands all(random, kind, 1, 4, 2, tokens, tokens, 24, 24);
       AttentionCall prefill = all.call();
       prefill.window = window;
       Tokens want = run(prefill, 2);
@@ -512,13 +544,13 @@ TEST(AttentionEngine, APaddedRowEqualsTheRowAlone) {
   const int64_t keys = 640, queries = 5, heads = 4, kv_heads = 2, d = 32;
   const int64_t starts[] = {0, 1, 255, 600, 638};
   const int64_t batch = 5;
-  for (DType t : kDTypes) {
-    Operands padded(random, t, batch, heads, kv_heads, queries, keys, d, d);
+  for (const Kind& kind : kKinds) {
+    Operands padded(random, kind, batch, heads, kv_heads, queries, keys, d, d);
     for (int64_t b = 0; b < batch; ++b)
       for (int64_t h = 0; h < kv_heads; ++h)
         for (int64_t i = 0; i < starts[b]; ++i) {
-          memset(padded.k.at(b, h, i), 0xFF, size_t(d * dtype_size(t)));
-          memset(padded.v.at(b, h, i), 0xFF, size_t(d * dtype_size(t)));
+          memset(padded.k.at(b, h, i), 0xFF, size_t(padded.k.size * dtype_size(kind.kv)));
+          memset(padded.v.at(b, h, i), 0xFF, size_t(padded.v.size * dtype_size(kind.kv)));
         }
     std::vector<uint8_t> allowed(size_t(batch * keys), 1);
     std::vector<float> added(size_t(batch * keys), 0.0f);
@@ -555,7 +587,7 @@ TEST(AttentionEngine, APaddedRowEqualsTheRowAlone) {
 TEST(AttentionEngine, RowsWhoseFirstKeysLieFarApart) {
   Random random(15);
   const int64_t keys = 900, queries = 6, heads = 4;
-  Operands operands(random, DType::kF32, 1, heads, 1, queries, keys, 16, 16);
+  Operands operands(random, kKinds[0], 1, heads, 1, queries, keys, 16, 16);
   std::vector<uint8_t> allowed(size_t(heads * queries * keys), 0);
   auto first = [&](int64_t h, int64_t i) { return (h * 210 + i * 37) % 800; };
   for (int64_t h = 0; h < heads; ++h)
@@ -581,7 +613,7 @@ TEST(AttentionEngine, RowsWhoseFirstKeysLieFarApart) {
 
 TEST(AttentionEngine, RowsWithoutKeysAreExactlyZero) {
   Random random(16);
-  Operands operands(random, DType::kBF16, 1, 2, 1, 5, 3, 16, 16);
+  Operands operands(random, kKinds[1], 1, 2, 1, 5, 3, 16, 16);
   for (int threads : {1, 2}) {
     Tokens out = run(operands.call(), threads);  // queries 0 and 1 stand before the first key
     for (int64_t h = 0; h < 2; ++h)
@@ -595,7 +627,7 @@ TEST(AttentionEngine, RowsWithoutKeysAreExactlyZero) {
 
 TEST(AttentionEngine, DecodingAllocatesNothingOnceItRuns) {
   Random random(17);
-  Operands operands(random, DType::kBF16, 1, 4, 2, 1, 3000, 64, 64);
+  Operands operands(random, kKinds[1], 1, 4, 2, 1, 3000, 64, 64);
   const AttentionCall call = operands.call();
   for (int threads : {1, 2}) {
     run(call, threads);

@@ -40,6 +40,13 @@ def same_everywhere(function):
     return want
 
 
+def int8_slots(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys or values [.., D] as an int8 cache holds them, [.., D + 4], and what those stand for, in float64."""
+    codes, scales = torch.ops.tle.quantize_rows(x)
+    scales = scales.unsqueeze(-1)
+    return torch.cat([codes, scales.view(torch.int8)], -1), codes.double() * scales.double()
+
+
 def ulp(x: torch.Tensor) -> torch.Tensor:
     """The distance from |x| to the next larger value of its dtype, in float64."""
     return (torch.nextafter(x.abs(), torch.full_like(x, torch.inf)).double() - x.abs().double()).abs()

@@ -257,6 +257,19 @@ def attention_cases() -> Iterator[Case]:
         q, k, v = operands(1, 4, 2, 3, 65, 192, dtype)
         yield f"attention/{name} values of another size", functools.partial(tle.attention, q, k, v[..., :128], 0.1, causal=True)
 
+    for name, dtype in DTYPES.items():
+        for d, keys, queries in ((1, 65, 1), (46, 600, 1), (64, 300, 33), (128, 70, 12), (256, 70, 1)):
+            q, k, v = operands(2, 6, 2, queries, keys, d, dtype)
+            k, v = int8_slots(k), int8_slots(v)
+            yield (f"attention/{name}-int8 {d} {queries} of {keys}",
+                   functools.partial(tle.attention, q, k, v, d**-0.5, causal=queries > 1, window=40 * (queries > 1)))
+
+
+def int8_slots(x: torch.Tensor) -> torch.Tensor:
+    """Keys or values as an int8 cache holds them."""
+    codes, scales = tle.quantize_rows(x)
+    return torch.cat([codes, scales.unsqueeze(-1).view(torch.int8)], dim=-1)
+
 
 def operands(batch: int, heads: int, kv_heads: int, queries: int, keys: int, d: int, dtype: torch.dtype):
     """q, k, v of an attention."""
@@ -299,6 +312,8 @@ def decoder_cases() -> Iterator[Case]:
                        functools.partial(tle.fused_mlp, x, gate, up, down, INNER, gate_bias, up_bias, down_bias))
             for used, tokens in ((0, 7), (7, 1)):
                 yield f"fused_transformer_layer/{scheme}/{name} {tokens}", layer_case(layer, dtype, used, tokens)
+                if scheme == "dense":
+                    yield f"fused_transformer_layer/int8-cache/{name} {tokens}", layer_case(layer, dtype, used, tokens, int8=True)
         layers = [layer_weights(scheme, torch.bfloat16, biases, seed=100 + 20 * biases) for biases in (False, True)]
         for used, tokens in ((0, 7), (7, 1)):
             yield f"fused_decode_step/{scheme} {tokens}", step_case(layers, used, tokens, planned=False)
@@ -314,9 +329,11 @@ def step_inputs(dtype: torch.dtype, used: int, tokens: int, layers: int):
     return hidden, keys, caches, cos, sin
 
 
-def layer_case(layer: list[torch.Tensor | None], dtype: torch.dtype, used: int, tokens: int):
+def layer_case(layer: list[torch.Tensor | None], dtype: torch.dtype, used: int, tokens: int, int8: bool = False):
     def run():
         hidden, (k,), (v,), cos, sin = step_inputs(dtype, used, tokens, 1)
+        if int8:
+            k, v = int8_slots(k), int8_slots(v)
         out = tle.fused_transformer_layer(hidden, layer, k, v, used, cos, sin, *LAYER, "llama", 5, torch.tensor([0, 3]))
         return out, k, v
 

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 import tiny
 import tle_torch
+from tle_torch.cache import Int8CacheLayer
 
 
 def states(batch=2, heads=2, tokens=3, size=4, seed=0, dtype=torch.float32):
@@ -18,15 +19,21 @@ def states(batch=2, heads=2, tokens=3, size=4, seed=0, dtype=torch.float32):
     return tuple(torch.randn(batch, heads, tokens, size, generator=generator).to(dtype) for _ in range(2))
 
 
-def filled(*lengths, layers=2, **kwargs):
-    """The same tokens in a tle_torch.Cache and in a DynamicCache."""
-    ours, theirs = tle_torch.Cache(), DynamicCache()
+def filled(*lengths, layers=2, dtype=None):
+    """The same tokens in a tle_torch.Cache (of that dtype) and in a DynamicCache."""
+    ours, theirs = tle_torch.Cache(dtype=dtype), DynamicCache()
     for step, tokens in enumerate(lengths):
         for layer in range(layers):
-            k, v = states(tokens=tokens, seed=10 * step + layer, **kwargs)
-            for cache in (ours, theirs):
-                cache.update(k, v, layer)
+            update(ours, theirs, *states(tokens=tokens, seed=10 * step + layer), layer)
     return ours, theirs
+
+
+def update(ours, theirs, k, v, layer):
+    """Into both; int8 codes stand for values that DynamicCache is given as they are."""
+    ours.update(k, v, layer)
+    if type(ours.layers[layer]) is Int8CacheLayer:
+        k, v = ((codes * scales.unsqueeze(-1)) for codes, scales in map(torch.ops.tle.quantize_rows, (k, v)))
+    theirs.update(k, v, layer)
 
 
 def assert_equal(ours, theirs):
@@ -49,13 +56,12 @@ def test_update_returns_everything_and_writes_in_place():
     assert torch.equal(keys[:, :, -1:], k) and torch.equal(values[:, :, -1:], v)
 
 
-def test_growth_keeps_the_tokens_and_is_rare():
-    ours, theirs = tle_torch.Cache(), DynamicCache()
+@pytest.mark.parametrize("dtype", [None, torch.int8])
+def test_growth_keeps_the_tokens_and_is_rare(dtype):
+    ours, theirs = tle_torch.Cache(dtype=dtype), DynamicCache()
     places = set()
     for step in range(700):
-        k, v = states(tokens=1, seed=step)
-        ours.update(k, v, 0)
-        theirs.update(k, v, 0)
+        update(ours, theirs, *states(tokens=1, seed=step), 0)
         places.add(ours.layers[0].key_slots.data_ptr())
     assert_equal(ours, theirs)
     assert len(places) <= 3 and ours.layers[0].capacity >= 700
@@ -87,16 +93,15 @@ def test_reservation_is_a_hint():
         lambda c: c.crop(-2) or c.crop(-1),
     ],
 )
-def test_changes_equal_dynamic_cache(change):
-    ours, theirs = filled(5, 2)
+@pytest.mark.parametrize("dtype", [None, torch.int8])
+def test_changes_equal_dynamic_cache(change, dtype):
+    ours, theirs = filled(5, 2, dtype=dtype)
     change(ours)
     change(theirs)
     assert_equal(ours, theirs)
     batch = ours.layers[0].keys.shape[0]
     for layer in range(2):
-        k, v = states(batch=batch, tokens=2, seed=50 + layer)
-        ours.update(k, v, layer)
-        theirs.update(k, v, layer)
+        update(ours, theirs, *states(batch=batch, tokens=2, seed=50 + layer), layer)
     assert_equal(ours, theirs)
 
 
@@ -113,14 +118,15 @@ def test_reset_keeps_the_memory_and_takes_another_batch():
 
 
 @pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
-def test_copies_are_independent(twin_of):
-    ours, theirs = filled(5, 2)
+@pytest.mark.parametrize("dtype", [None, torch.int8])
+def test_copies_are_independent(twin_of, dtype):
+    ours, theirs = filled(5, 2, dtype=dtype)
     ours.reorder_cache(torch.tensor([1, 0]))
     theirs.reorder_cache(torch.tensor([1, 0]))
     twin = twin_of(ours)
     assert_equal(twin, theirs)
     twin.update(*states(tokens=1, seed=77), 0)
-    ours.layers[1].keys.zero_()
+    ours.layers[1].key_slots.zero_()
     assert torch.equal(twin.layers[1].keys, theirs.layers[1].keys)
     assert ours.get_seq_length(0) == 7 and twin.get_seq_length(0) == 8
 

@@ -51,21 +51,25 @@ def test_generate(folder, capsys, raw):
     assert "".join(answer.split()) in "".join(text.split())
 
 
-def test_chat_reuses_the_cache_and_says_the_same(folder, capsys, monkeypatch):
+@pytest.mark.parametrize("options", [[], ["--kv-dtype", "int8"]])
+def test_chat_reuses_the_cache_and_says_the_same(folder, capsys, monkeypatch, options):
     lines = iter(["w5 w6", "w7", ""])
     monkeypatch.setattr(cli, "_read_line", lambda console: next(lines))
-    fed = []
+    fed, kept = [], []
     original = tle_torch.decode._step
 
-    def step(hidden, *rest):
+    def step(hidden, plan, keys, *rest):
         fed.append(hidden.shape[1])
-        return original(hidden, *rest)
+        kept.append(keys[0].dtype)
+        return original(hidden, plan, keys, *rest)
 
     monkeypatch.setattr(tle_torch.decode, "_step", step)
-    assert cli.main(["chat", str(folder), "--max-new-tokens", "5"]) == 0
+    assert cli.main(["chat", str(folder), "--max-new-tokens", "5", *options]) == 0
     text = capsys.readouterr().out
     # Second turn: its three tokens and the last answered one, whose key the cache does not have yet.
     assert [n for n in fed[2:] if n > 1] == [4, 4]
+    # Before that: two steps of the self-check, and two, with a plain cache, that show what the logits are.
+    assert set(kept[4:]) == {torch.int8 if options else torch.bfloat16}
     assert text.count("tok/s") == 2
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from checks import assert_same_bits, same_everywhere
+from checks import assert_same_bits, int8_slots, same_everywhere
 from transformers import DynamicCache, LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
@@ -44,8 +44,9 @@ def one_by_one(hidden, w, k_cache, v_cache, used, cos, sin, window=0, starts=Non
     v = heads(tle.linear(x, w[5], KV_HEADS * HEAD_DIM, w[6]), KV_HEADS, None)
     if cos is not None:
         q, k = tle.rotary_embedding(q, k, cos, sin)
-    k_cache[:, :, used : used + tokens] = k
-    v_cache[:, :, used : used + tokens] = v
+    coded = k_cache.dtype == torch.int8
+    k_cache[:, :, used : used + tokens] = int8_slots(k)[0] if coded else k
+    v_cache[:, :, used : used + tokens] = int8_slots(v)[0] if coded else v
     keys, values = k_cache[:, :, : used + tokens], v_cache[:, :, : used + tokens]
     a = tle.attention(q, keys, values, HEAD_DIM**-0.5, None, True, window, 0.0, None, starts)
     a = a.transpose(1, 2).reshape(batch, tokens, HEADS * HEAD_DIM)
@@ -55,7 +56,9 @@ def one_by_one(hidden, w, k_cache, v_cache, used, cos, sin, window=0, starts=Non
 
 
 def caches(batch, slots, dtype=torch.bfloat16, count=2):
-    """NaN in every slot: what is not written must not be read."""
+    """NaN in every slot (int8: in its scale): what is not written must not be read."""
+    if dtype == torch.int8:
+        return [torch.full((batch, KV_HEADS, slots, HEAD_DIM + 4), -1, dtype=dtype) for _ in range(count)]
     return [torch.full((batch, KV_HEADS, slots, HEAD_DIM), float("nan"), dtype=dtype) for _ in range(count)]
 
 
@@ -69,7 +72,7 @@ SHAPE = (HEADS, KV_HEADS, HEAD_DIM, INNER, EPS, HEAD_DIM**-0.5)
 
 @pytest.mark.parametrize("scheme", [None, "w8a8", "w8a8-g32", "w4a8-g32-asym"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("variant", ["plain", "bias and norms", "partial rotary", "no rotary", "window", "padding"])
+@pytest.mark.parametrize("variant", ["plain", "bias and norms", "partial rotary", "no rotary", "window", "padding", "int8 cache"])
 def test_layer_equals_its_operators(variant, dtype, scheme):
     layer = make_layer(scheme, dtype, bias=variant == "bias and norms", head_norms=variant == "bias and norms")
     window = 5 if variant == "window" else 0
@@ -80,7 +83,7 @@ def test_layer_equals_its_operators(variant, dtype, scheme):
         if variant == "no rotary":
             cos = sin = None
         if used == 0:
-            k, v = caches(2, 16, dtype)
+            k, v = caches(2, 16, torch.int8 if variant == "int8 cache" else dtype)
         kept = hidden.clone()
 
         def run():
@@ -193,7 +196,9 @@ def test_a_failed_call_leaves_the_cache():
         (dict(layer=layer[:17]), ValueError, "weights must have 18 entries, got 17"),
         (dict(layer=without), ValueError, r"weights\[16\] \(down\) is missing"),
         (dict(layer=swapped), ValueError, "o has 104 in features"),
-        (dict(k=k.float()), TypeError, "k_cache must have hidden's dtype"),
+        (dict(k=k.float()), TypeError, "k_cache must be BFloat16 or int8 codes with their scales, got Float"),
+        (dict(v=v.char()), TypeError, "v_cache must be BFloat16, got Char"),
+        (dict(k=k.char(), v=v.char()), ValueError, r"k_cache must be \[1, 2, slots, 36\]"),
         (dict(v=v[:, :1]), ValueError, "v_cache must be"),
         (dict(k=k.transpose(2, 3).contiguous().transpose(2, 3)), ValueError, "last dimension of k_cache must be dense"),
         (dict(hidden=hidden[0]), ValueError, "hidden must have 3 dimensions"),

@@ -13,6 +13,12 @@
 // (l = 0) changes nothing, the first other one becomes the state, and then
 //   M' = m > M ? m : M;  x = exp(M - M');  y = exp(m - M');  L = fma(l, y, L x);  A = fma(acc, y, A x)
 //
+// Keys and values may be int8 (kv_dtype kI8): a slot is then its codes and, right behind them, their fp32 scale, not
+// aligned and not negative. The codes are converted to fp32 and take the place of k and v; the scale of a key
+// multiplies the dot product and that of a value the weight, each rounded by itself:
+//   s_i = (dot(q, k_i) * k_scale_i) * scale
+//   acc[d] = fma(p_i * v_scale_i, v_i[d], acc[d])
+//
 // Sources: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention",
 // 2022.
 #pragma once
@@ -25,6 +31,7 @@ namespace tle {
 
 inline constexpr int64_t kAttentionBlock = 256;
 inline constexpr int64_t kMaxHeadSize = 512;
+inline constexpr int64_t kScaleBytes = 4;  // of a slot of int8 keys or values
 // Limits of one call: rows, and how far apart the first keys of its rows with keys may lie.
 inline constexpr int64_t kAttentionRows = 64;
 inline constexpr int64_t kAttentionSpread = 64;
@@ -40,8 +47,8 @@ struct AttentionMask {
 
 struct AttentionArgs {
   const void* q;         // [heads, queries, d]; row r is head r % heads of query r / heads
-  const void* k;         // [slots, d]
-  const void* v;         // [slots, dv]
+  const void* k;         // [slots, d], int8: [slots, d + kScaleBytes]
+  const void* v;         // [slots, dv], int8: [slots, dv + kScaleBytes]
   const int64_t* begin;  // [rows]
   const int64_t* end;    // [rows]; end <= begin: a row without keys
   float* max;            // [rows] M
@@ -53,14 +60,16 @@ struct AttentionArgs {
   int64_t q_head_stride, q_query_stride, k_stride, v_stride, acc_stride;  // elements; elements of a row are adjacent
   int64_t first_block, last_block;  // blocks first .. last - 1 of every row
   float scale, softcap;             // softcap 0: none
-  DType dtype;                      // of q, k and v
+  DType dtype;                      // of q
+  DType kv_dtype;                   // of k and v: dtype or kI8
 };
 
-// Enough for every variant: the rows in fp32, their scores, one block's result, and some keys and values in fp32.
+// Enough for every variant: the rows in fp32, their scores, one block's result, some keys and values in fp32, and three
+// numbers for each column of the scores (mask, scale of the key, scale of the value).
 static inline int64_t attention_workspace(int64_t rows, int64_t d, int64_t dv) {
   const int64_t padded_d = (d + 15) / 16 * 16, padded_dv = (dv + 15) / 16 * 16;
   const int64_t scores = kAttentionBlock + kAttentionSpread + 64;
-  return int64_t(sizeof(float)) * (rows * (padded_d + scores + padded_dv) + 64 * (padded_d + padded_dv) + scores);
+  return int64_t(sizeof(float)) * (rows * (padded_d + scores + padded_dv) + 64 * (padded_d + padded_dv) + 3 * scores);
 }
 
 typedef void AttentionFn(const AttentionArgs&);

@@ -211,12 +211,22 @@ struct RowSum {
   bool skips;      // some of the keys are skipped
 };
 
+// scales[i]: the scale that lies behind the n codes of the i-th of `count` slots.
+static inline void slot_scales(const int8_t* slots, int64_t stride, int64_t n, int64_t count, float* scales) {
+  for (int64_t i = 0; i < count; ++i) memcpy(scales + i, slots + i * stride + n, sizeof(float));
+}
+
 // n > 0 dot products become the weights p; where a key is skipped, and behind the last key up to whole lanes, kSkipped.
-static inline RowSum softmax_row(float* s, int64_t n, float scale, float softcap, const float* bias) {
+// bias: what the mask adds, or null. key_scales, value_scales: of int8 keys and values, or null; what is stored is then
+// p times its value's scale, while the sum is that of p.
+static inline RowSum softmax_row(float* s, int64_t n, float scale, float softcap, const float* bias,
+                                 const float* key_scales, const float* value_scales) {
   const f32x16 minus_infinity = set1(-INFINITY), lane = load(kLane);
   f32x16 max = minus_infinity, min = zero();
   for (int64_t i = 0; i < n; i += 16) {
-    f32x16 x = mul(load(s + i), set1(scale));
+    f32x16 x = load(s + i);
+    if (key_scales != nullptr) x = mul(x, load(key_scales + i));
+    x = mul(x, set1(scale));
     if (softcap > 0.0f) {
       const f32x16 y = div(x, set1(softcap)), t = exp(mul(set1(-2.0f), abs(y)));
       x = mul(set1(softcap), copy_sign(div(sub(set1(1.0f), t), add(set1(1.0f), t)), y));
@@ -258,13 +268,15 @@ static inline RowSum softmax_row(float* s, int64_t n, float scale, float softcap
     const f32x16 x = load(s + i);
     const f32x16 p = exp(sub(x, m));  // +0 for a skipped key: adds nothing
     sum = add(sum, p);
-    store(s + i, select_equal(x, minus_infinity, set1(kSkipped), p));
+    const f32x16 weight = value_scales != nullptr ? mul(p, load(value_scales + i)) : p;
+    store(s + i, select_equal(x, minus_infinity, set1(kSkipped), weight));
   }
   row.sum = reduce_add(sum);
   return row;
 }
 
-// One call: the buffers of its workspace, and where each row's keys of the current block lie among the columns.
+// One call with keys and values of type T: the buffers of its workspace, and where each row's keys of the current block
+// lie among the columns.
 template <DType T>
 struct AttentionTile {
   using E = typename Element<T>::type;
@@ -281,7 +293,9 @@ struct AttentionTile {
         block_acc(scores + rows * kScoreStride),
         keys(block_acc + rows * dv),
         values(keys + kSubBlock * d),
-        bias(values + kSubBlock * dv) {}
+        bias(values + kSubBlock * dv),
+        key_scales(bias + kScoreStride),
+        value_scales(key_scales + kScoreStride) {}
 
   const E* k(int64_t column) const { return static_cast<const E*>(a.k) + (first_key + column) * a.k_stride; }
   const E* v(int64_t column) const { return static_cast<const E*>(a.v) + (first_key + column) * a.v_stride; }
@@ -341,6 +355,7 @@ struct AttentionTile {
   }
 
   void block_scores() const {
+    if constexpr (T == DType::kI8) slot_scales(k(0), a.k_stride, a.d, columns, key_scales);
     for (int64_t first = 0; first < columns; first += kSubBlock) {
       const int64_t last = at_most(first + kSubBlock, columns), whole = first + (last - first) / 16 * 16;
       // The last few keys are widened in any case, because the products take 16 at a time.
@@ -374,7 +389,9 @@ struct AttentionTile {
           bias_count = high[r] - low[r];
           added = bias;
         }
-        block_sums[r] = softmax_row(s + low[r], high[r] - low[r], a.scale, a.softcap, added);
+        constexpr bool kScaled = T == DType::kI8;
+        block_sums[r] = softmax_row(s + low[r], high[r] - low[r], a.scale, a.softcap, added,
+                                    kScaled ? key_scales + low[r] : nullptr, kScaled ? value_scales + low[r] : nullptr);
         for (int64_t i = c.low; i < low[r]; ++i) s[i] = kSkipped;
         for (int64_t i = high[r]; i < c.high; ++i) s[i] = kSkipped;
       } else {
@@ -398,6 +415,7 @@ struct AttentionTile {
   }
 
   void block_values() {
+    if constexpr (T == DType::kI8) slot_scales(v(0), a.v_stride, a.dv, columns, value_scales);
     Columns of_group[kAttentionRows / kGroup + 1];
     for (int64_t row = 0; row < rows; row += kGroup) {
       const int64_t count = at_most(kGroup, rows - row);
@@ -420,8 +438,8 @@ struct AttentionTile {
 
   void run() {
     for (int64_t r = 0; r < rows; ++r) {
-      const E* from = static_cast<const E*>(a.q) + r % a.heads * a.q_head_stride + r / a.heads * a.q_query_stride;
-      widen<T>(from, 0, 1, a.d, q + r * d);
+      const int64_t from = r % a.heads * a.q_head_stride + r / a.heads * a.q_query_stride;
+      for (int64_t i = 0; i < a.d; i += 16) store(q + r * d + i, load_any(a.dtype, a.q, from + i, a.d - i));
       a.max[r] = -INFINITY;
       a.sum[r] = 0.0f;
     }
@@ -446,6 +464,8 @@ struct AttentionTile {
   float* const keys;
   float* const values;
   float* const bias;
+  float* const key_scales;
+  float* const value_scales;
   int64_t first_key = 0, columns = 0;  // of the current block
   Ahead keys_ahead, values_ahead;
   int64_t low[kAttentionRows], high[kAttentionRows];
@@ -454,10 +474,11 @@ struct AttentionTile {
 };
 
 static inline void attention_lanes(const AttentionArgs& a) {
-  switch (a.dtype) {
+  switch (a.kv_dtype) {
     case DType::kF32: return AttentionTile<DType::kF32>(a).run();
     case DType::kBF16: return AttentionTile<DType::kBF16>(a).run();
     case DType::kF16: return AttentionTile<DType::kF16>(a).run();
+    case DType::kI8: return AttentionTile<DType::kI8>(a).run();
   }
 }
 

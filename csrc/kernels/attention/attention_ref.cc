@@ -21,16 +21,25 @@ float mask_value(const AttentionMask& mask, int64_t head, int64_t query, int64_t
   return 0.0f;
 }
 
+// The scale of a slot of int8 codes, whose codes end at element `end`.
+float slot_scale(const void* slots, int64_t end) {
+  float scale;
+  memcpy(&scale, static_cast<const int8_t*>(slots) + end, sizeof scale);
+  return scale;
+}
+
 float score(const AttentionArgs& a, int64_t head, int64_t query, int64_t key) {
   const float added = mask_value(a.mask, head, query, key);
   if (added == kMinusInfinity) return kMinusInfinity;
   float lane[16] = {};
   for (int64_t d = 0; d < a.d; ++d) {
     const float q = scalar::load(a.dtype, a.q, head * a.q_head_stride + query * a.q_query_stride + d);
-    const float k = scalar::load(a.dtype, a.k, key * a.k_stride + d);
+    const float k = scalar::load(a.kv_dtype, a.k, key * a.k_stride + d);
     lane[d % 16] = fmaf(q, k, lane[d % 16]);
   }
-  float s = scalar::reduce_lanes(lane) * a.scale;
+  float s = scalar::reduce_lanes(lane);
+  if (a.kv_dtype == DType::kI8) s *= slot_scale(a.k, key * a.k_stride + a.d);
+  s *= a.scale;
   if (a.softcap > 0.0f) {
     const float x = s / a.softcap, t = scalar::exp(-2.0f * fabsf(x));
     s = a.softcap * copysignf((1.0f - t) / (1.0f + t), x);
@@ -55,8 +64,10 @@ Partial block_of(const AttentionArgs& a, int64_t head, int64_t query, int64_t fi
     if (s[i] == kMinusInfinity) continue;
     const float p = scalar::exp(s[i] - block.max);
     lane[i % 16] += p;
+    const int64_t slot = (first + i) * a.v_stride;
+    const float weight = a.kv_dtype == DType::kI8 ? p * slot_scale(a.v, slot + a.dv) : p;
     for (int64_t d = 0; d < a.dv; ++d)
-      block.acc[d] = fmaf(p, scalar::load(a.dtype, a.v, (first + i) * a.v_stride + d), block.acc[d]);
+      block.acc[d] = fmaf(weight, scalar::load(a.kv_dtype, a.v, slot + d), block.acc[d]);
   }
   block.sum = scalar::reduce_lanes(lane);
   return block;

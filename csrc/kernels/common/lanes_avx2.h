@@ -66,6 +66,10 @@ static inline f32x16 load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
+static inline __m256 from_i8_half(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+static inline f32x16 load_i8(const int8_t* p) { return {from_i8_half(p), from_i8_half(p + 8)}; }
 static inline __m256i bf16_half(__m256 a) {
   const __m256i u = _mm256_castps_si256(canonical_half(a));
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));

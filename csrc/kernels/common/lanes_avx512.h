@@ -62,6 +62,9 @@ static inline f32x16 load_bf16(const uint16_t* p) {
 static inline f32x16 load_f16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+static inline f32x16 load_i8(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
 static inline __m256i bf16_bits(f32x16 a) {
   const __m512i u = _mm512_castps_si512(canonical(a).v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));

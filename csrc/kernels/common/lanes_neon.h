@@ -100,6 +100,12 @@ static inline f32x16 load_f16(const uint16_t* p) {
   const float16x8_t a = vreinterpretq_f16_u16(vld1q_u16(p)), b = vreinterpretq_f16_u16(vld1q_u16(p + 8));
   return {{vcvt_f32_f16(vget_low_f16(a)), vcvt_high_f32_f16(a), vcvt_f32_f16(vget_low_f16(b)), vcvt_high_f32_f16(b)}};
 }
+static inline f32x16 load_i8(const int8_t* p) {
+  const int8x16_t a = vld1q_s8(p);
+  const int16x8_t low = vmovl_s8(vget_low_s8(a)), high = vmovl_high_s8(a);
+  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_high_s16(low)),
+           vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_high_s16(high))}};
+}
 static inline uint32x4_t bf16_quarter(float32x4_t a) {
   const uint32x4_t u = vreinterpretq_u32_f32(canonical_quarter(a));
   const uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));

@@ -10,6 +10,7 @@ static inline f32x16 load_as(const void* p, int64_t i) {
   if constexpr (T == DType::kF32) return load(static_cast<const float*>(p) + i);
   if constexpr (T == DType::kBF16) return load_bf16(static_cast<const uint16_t*>(p) + i);
   if constexpr (T == DType::kF16) return load_f16(static_cast<const uint16_t*>(p) + i);
+  if constexpr (T == DType::kI8) return load_i8(static_cast<const int8_t*>(p) + i);
 }
 
 template <DType T>
@@ -26,6 +27,10 @@ struct Element {
 template <>
 struct Element<DType::kF32> {
   using type = float;
+};
+template <>
+struct Element<DType::kI8> {
+  using type = int8_t;
 };
 
 // The first n < 16 elements; the other lanes are +0, which is what the specification pads with. Never reads past them.
@@ -59,7 +64,7 @@ static inline void store_any(DType t, void* p, int64_t i, int64_t n, f32x16 a) {
   switch (t) {
     case DType::kF32: return whole ? store_as<DType::kF32>(p, i, a) : store_tail<DType::kF32>(p, i, n, a);
     case DType::kBF16: return whole ? store_as<DType::kBF16>(p, i, a) : store_tail<DType::kBF16>(p, i, n, a);
-    case DType::kF16: return whole ? store_as<DType::kF16>(p, i, a) : store_tail<DType::kF16>(p, i, n, a);
+    default: return whole ? store_as<DType::kF16>(p, i, a) : store_tail<DType::kF16>(p, i, n, a);
   }
 }
 

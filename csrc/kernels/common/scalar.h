@@ -58,6 +58,7 @@ static inline uint16_t to_f16(float x) {
 
 static inline float load(DType t, const void* p, int64_t i) {
   if (t == DType::kF32) return static_cast<const float*>(p)[i];
+  if (t == DType::kI8) return static_cast<const int8_t*>(p)[i];
   const uint16_t h = static_cast<const uint16_t*>(p)[i];
   return t == DType::kBF16 ? from_bf16(h) : from_f16(h);
 }

@@ -121,7 +121,7 @@ static inline void linear_dense_lanes(const LinearDenseArgs& a) {
   switch (a.dtype) {
     case DType::kF32: return dense_tiles<DType::kF32, kTileRows>(a, 0);
     case DType::kBF16: return dense_tiles<DType::kBF16, kTileRows>(a, 0);
-    case DType::kF16: return dense_tiles<DType::kF16, kTileRows>(a, 0);
+    default: return dense_tiles<DType::kF16, kTileRows>(a, 0);
   }
 }
 

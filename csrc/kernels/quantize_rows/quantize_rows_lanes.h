@@ -64,7 +64,7 @@ static inline void quantize_rows_lanes(const QuantizeRowsArgs& a) {
   switch (a.dtype) {
     case DType::kF32: return quantize_rows_typed<DType::kF32>(a);
     case DType::kBF16: return quantize_rows_typed<DType::kBF16>(a);
-    case DType::kF16: return quantize_rows_typed<DType::kF16>(a);
+    default: return quantize_rows_typed<DType::kF16>(a);
   }
 }
 

@@ -69,7 +69,7 @@ static inline void rms_norm_lanes(const RmsNormArgs& a) {
     case DType::kF32: return rms_norm_kinds<DType::kF32, DType::kF32>(a);
     case DType::kBF16:
       return f32_weight ? rms_norm_kinds<DType::kBF16, DType::kF32>(a) : rms_norm_kinds<DType::kBF16, DType::kBF16>(a);
-    case DType::kF16:
+    default:
       return f32_weight ? rms_norm_kinds<DType::kF16, DType::kF32>(a) : rms_norm_kinds<DType::kF16, DType::kF16>(a);
   }
 }

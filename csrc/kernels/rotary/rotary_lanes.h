@@ -43,7 +43,7 @@ static inline void rotary_lanes(const RotaryArgs& a) {
   switch (a.dtype) {
     case DType::kF32: return rotary_heads<DType::kF32>(a);
     case DType::kBF16: return rotary_heads<DType::kBF16>(a);
-    case DType::kF16: return rotary_heads<DType::kF16>(a);
+    default: return rotary_heads<DType::kF16>(a);
   }
 }
 

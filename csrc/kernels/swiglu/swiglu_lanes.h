@@ -26,7 +26,7 @@ static inline void swiglu_lanes(const SwigluArgs& a) {
   switch (a.dtype) {
     case DType::kF32: return swiglu_rows<DType::kF32>(a);
     case DType::kBF16: return swiglu_rows<DType::kBF16>(a);
-    case DType::kF16: return swiglu_rows<DType::kF16>(a);
+    default: return swiglu_rows<DType::kF16>(a);
   }
 }
 

@@ -51,6 +51,13 @@ inline __m128i cvtepi32_epi8(simde__m512i v) {
   return out.vector();
 }
 
+inline simde__m512i cvtepi8_epi32(__m128i v) {
+  const Lanes<int8_t, __m128i> x(v);
+  Lanes<int32_t, simde__m512i> out;
+  for (int i = 0; i < 16; ++i) out.lane[i] = x.lane[i];
+  return out.vector();
+}
+
 inline int32_t reduce_add_epi32(simde__m512i v) {
   const Lanes<int32_t, simde__m512i> x(v);
   uint32_t sum = 0;  // wraps, as the hardware does
@@ -79,6 +86,7 @@ inline simde__m512 scalef_ps(simde__m512 a, simde__m512 b) {
 
 #define _mm512_cvtepi32_epi16(v) tle_simde::cvtepi32_epi16(v)
 #define _mm512_cvtepi32_epi8(v) tle_simde::cvtepi32_epi8(v)
+#define _mm512_cvtepi8_epi32(v) tle_simde::cvtepi8_epi32(v)
 #define _mm512_reduce_add_epi32(v) tle_simde::reduce_add_epi32(v)
 #undef _mm512_scalef_ps
 #define _mm512_scalef_ps(a, b) tle_simde::scalef_ps(a, b)
