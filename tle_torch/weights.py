@@ -116,8 +116,10 @@ def release_file_pages(tensor: torch.Tensor) -> None:
     be read again; others would be lost, so nothing is done if another tensor shares the memory. Anything that is not
     such a mapping, or not Linux, is left to the allocator.
     """
-    # Two owners of the storage: this tensor, and the Python object that asks.
-    if torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) != 2:
+    # Two owners: this tensor, and the Python object that asks. It has to be held: some versions of torch (2.13) keep
+    # one by themselves that was made once, others (2.9) do not.
+    storage = tensor.untyped_storage()
+    if torch._C._storage_Use_Count(storage._cdata) != 2:
         return
     begin = tensor.data_ptr()
     end = begin + tensor.numel() * tensor.element_size()
