@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 
 import pytest
 import torch
@@ -358,9 +359,11 @@ def test_self_check_finds_a_difference():
 # ---- cost ----
 
 
-def test_one_parallel_region_per_step_and_no_growth():
+def test_one_parallel_region_per_step_and_no_growth(request):
     from tle_torch.ops import _C
 
+    request.addfinalizer(functools.partial(tle_torch.set_num_threads, tle_torch.get_num_threads()))
+    tle_torch.set_num_threads(2)  # one thread alone opens no region
     model = patched("llama")
     cache = tle_torch.Cache(model.config, max_cache_len=64)
     run(model, tiny.tokens(1, 8), cache=cache)

@@ -111,7 +111,7 @@ def test_pickle_in_a_fresh_process(patched, tmp_path):
         print("equal")
     """
     run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], capture_output=True, text=True, timeout=600
     )
     assert run.stdout.strip() == "equal", run.stderr
 

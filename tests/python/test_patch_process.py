@@ -26,11 +26,11 @@ def logits(model, ids, **kwargs):
         return model(ids, **kwargs).logits
 
 
-def run_program(program: str, *arguments: str, timeout: float = 300) -> str:
+def run_program(program: str, *arguments: str, timeout: float = 600) -> str:
     """The output of a Python program in a process of its own."""
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *arguments], capture_output=True, text=True, timeout=timeout
-    )
+    command = [sys.executable, "-c", textwrap.dedent(program), *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
@@ -141,15 +141,15 @@ def test_a_model_that_goes_while_torch_compiles():
 # ---- forks and threads ----
 
 
-def _alone_if_emulated(*args):
-    """qemu-user aborts when a forked child of a program with threads starts a thread itself."""
-    if "TLE_ARM_CPU" in os.environ:
+# scripts/arm/run.sh names the emulated CPU here. qemu-user aborts when the forked child of a program with threads starts
+# a thread itself: there, a child of this one computes alone, and the parent of one that has to start a thread does.
+EMULATED = "TLE_ARM_CPU" in os.environ
+
+
+def _child_logits(model, ids, sender):
+    if EMULATED:
         tle_torch.set_num_threads(1)
-
-
-def _child_logits(model, ids, queue):
-    _alone_if_emulated()
-    queue.put(logits(model, ids).numpy().tobytes())
+    sender.send_bytes(logits(model, ids).numpy().tobytes())
 
 
 def test_fork_after_use():
@@ -162,11 +162,12 @@ def test_fork_after_use():
     try:
         expected = logits(model, ids).numpy().tobytes()
         context = multiprocessing.get_context("fork")
-        queue = context.Queue()
-        child = context.Process(target=_child_logits, args=(model, ids, queue))
+        receiver, sender = context.Pipe(duplex=False)  # a Queue would start a thread in the child
+        child = context.Process(target=_child_logits, args=(model, ids, sender))
         child.start()
-        assert queue.get(timeout=60) == expected
-        child.join(60)
+        assert receiver.poll(300), "the forked child hangs"
+        assert receiver.recv_bytes() == expected
+        child.join(300)
         assert child.exitcode == 0
         assert logits(model, ids).numpy().tobytes() == expected
     finally:
@@ -184,17 +185,20 @@ class _Embedded(torch.utils.data.Dataset):
         return logits(self.model, tiny.tokens(1, 8, seed=index))[0, -1]
 
 
-def test_data_loader_workers():
-    """A patched model inside a DataLoader's workers."""
+def check_data_loader_workers():
+    if EMULATED:
+        tle_torch.set_num_threads(1)
     model = tiny.build("qwen2")
     tle_torch.patch_model(model)
     data = _Embedded(model)
     expected = torch.stack([data[i] for i in range(4)])
-    loader = torch.utils.data.DataLoader(
-        data, batch_size=2, num_workers=2, timeout=60, worker_init_fn=_alone_if_emulated
-    )
-    got = torch.cat(list(loader))
+    got = torch.cat(list(torch.utils.data.DataLoader(data, batch_size=2, num_workers=2, timeout=300)))
     assert tiny.same_bits(got, expected)
+
+
+def test_data_loader_workers():
+    """A patched model inside a DataLoader's workers; in a fresh process, whose only threads are the library's."""
+    run_program("import test_patch_process; test_patch_process.check_data_loader_workers()")
 
 
 def test_eight_python_threads_on_one_model():
