@@ -2,8 +2,10 @@
 """Runs every test of the project and ends with one line: `N passed, N failed, N skipped`. scripts/test.sh calls it.
 
     --fast    the inner loop, under two minutes: C++ natively and for one aarch64 CPU, pytest without its slow tests
-    --all     adds what is slow: every emulated CPU runs everything, and pytest runs at every level of this CPU
+    --arm     adds pytest for aarch64: all of tests/python on every emulated CPU, some stages for each
+    --all     adds what is slow: that, and pytest at every level of this CPU
     --only X  only stages whose name contains X (may be given several times); `--list` names them
+    --resume  stages that passed in an earlier run, of the same sources, are reported and not run again
     ARGS      what comes after `--` goes to pytest
 
 A stage is one command that writes a JUnit file. What it prints goes to a log, shown when the stage fails. A stage that
@@ -13,8 +15,14 @@ dies (a signal, a time-out) or runs no test counts as a failure, whatever its fi
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
+import hashlib
+import json
 import os
 import platform
+import queue
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("TLE_CACHE") or ROOT / ".cache")
 BUILD = ROOT / "build"
 RESULTS = CACHE / "test-results"
+PYTHON_TESTS = ROOT / "tests" / "python"
 HOST = platform.machine()
 
 # The emulated CPUs. Armv8.0 without dotprod (a53, a72), with dotprod (a76, n1), SVE of 512 bits without SVE2, dotprod
@@ -44,10 +53,16 @@ AARCH64_CPUS = (
     "max,sve-max-vq=4",
 )
 AARCH64_CPU_FAST = "max,sve-max-vq=2"
-# What --arm adds: the least and the most that an aarch64 CPU has, and of tests/python the files that look at bits.
-# scripts/arm/test.sh runs all of it on any CPU.
-AARCH64_PYTEST_CPUS = ("cortex-a53", "max,sve-max-vq=2")
-AARCH64_PYTEST_FILES = ("test_golden.py", "test_rows.py", "test_sdot.py", "test_frequencies.py")
+# Those on which pytest runs with --arm; a72 is a53 to it.
+AARCH64_PYTEST_CPUS = tuple(cpu for cpu in AARCH64_CPUS if cpu != "cortex-a72")
+# Which files of tests/python share a process there, since it takes half a minute to start; "rest" has what is not named.
+AARCH64_PYTEST_PARTS = {
+    "operators": ("attention", "counts", "decoder", "frequencies", "gguf_ops", "linear", "rows", "sdot", "symbols"),
+    "golden": ("golden",),
+    "smollm2": ("smollm2", "gguf_memory", "gguf_tokenizer"),
+    "processes": ("patch_process", "process"),
+    "rest": (),
+}
 # x86-64's baseline (SSE2 to SSE4.2, no AVX) and AVX2 without AVX-512.
 X86_64_CPUS = ("Nehalem", "Haswell")
 
@@ -61,12 +76,16 @@ class Result:
     note: str = ""
 
     def __add__(self, other: "Result") -> "Result":
-        return Result(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
+        counts = (self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
+        return Result(*counts, self.seconds + other.seconds)
 
 
 @dataclass
 class Stage:
-    """One command that writes a JUnit file at `junit`; `needs` is the build whose failure fails this stage too."""
+    """One command that writes a JUnit file at `junit`; `needs` is the build whose failure fails this stage too.
+
+    `tests` are the files of tests/python that it runs, if not all; stages of one `group` are summed up in a line.
+    """
 
     name: str
     command: list[str]
@@ -74,6 +93,9 @@ class Stage:
     environment: dict[str, str] = field(default_factory=dict)
     needs: "Build | None" = None
     alone: bool = False  # wants the whole machine: it times things or starts threads of its own
+    one_core: bool = False  # emulated threads that wait for each other cost more than a second core brings
+    tests: tuple[str, ...] = ()
+    group: str = ""
 
     @property
     def junit(self) -> Path:
@@ -82,6 +104,40 @@ class Stage:
     @property
     def log(self) -> Path:
         return RESULTS / f"{self.name}.log"
+
+    @property
+    def record(self) -> Path:
+        """What it gave, and with which sources."""
+        return RESULTS / f"{self.name}.json"
+
+    def sources(self) -> str:
+        """A digest of everything in the clone that its result depends on."""
+        tests, wanted = set(), list(self.tests) or [path.name for path in PYTHON_TESTS.glob("test_*.py")]
+        while wanted:  # test files import each other
+            name = wanted.pop()
+            if name not in tests:
+                tests.add(name)
+                imported = re.findall(r"^from (test_\w+) import", (PYTHON_TESTS / name).read_text(), re.MULTILINE)
+                wanted += [f"{module}.py" for module in imported]
+        digest = hashlib.sha256(repr((self.command, sorted(self.environment.items()))).encode())
+        for path, of_file in source_digests().items():
+            if path.parent != PYTHON_TESTS or not path.name.startswith("test_") or path.name in tests:
+                digest.update(f"{path.relative_to(ROOT)} {of_file}\n".encode())
+        return digest.hexdigest()
+
+
+@functools.cache
+def source_digests() -> dict[Path, str]:
+    """A digest of each file that the build, the package, the tests or the scripts consist of, but for this one."""
+    files = [ROOT / "CMakeLists.txt", ROOT / "pyproject.toml", ROOT / "setup.py"]
+    for folder in ("csrc", "tle_torch", "tests", "benchmarks", "scripts"):
+        files += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+    made = ("__pycache__", ".hypothesis", ".pytest_cache")
+    return {
+        path: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(files)
+        if path.suffix != ".so" and not set(made) & set(path.parts) and path != Path(__file__).resolve()
+    }
 
 
 @dataclass
@@ -154,24 +210,26 @@ def stages(options: argparse.Namespace) -> list[Stage]:
     for cpu in (AARCH64_CPU_FAST,) if options.fast else AARCH64_CPUS:
         table.append(gtest(f"cpp-{cpu}", aarch64, ["qemu-aarch64", "-cpu", cpu], 900))
     if HOST == "x86_64" and (options.arm or options.all):
-        table += aarch64_pytest_stages()
+        table += aarch64_pytest_stages(options)
     table += pytest_stages(options)
     return [stage for stage in table if not options.only or any(part in stage.name for part in options.only)]
 
 
-def aarch64_pytest_stages() -> list[Stage]:
+def aarch64_pytest_stages(options: argparse.Namespace) -> list[Stage]:
     package = Aarch64Package("aarch64-package", [])
-    cores = sorted(os.sched_getaffinity(0))
     table = []
-    for index, cpu in enumerate(AARCH64_PYTEST_CPUS):
-        stage = Stage(f"pytest-{cpu}", [], timeout=1800, needs=package)
-        # A core each: threads that wait for each other under emulation cost more than a second core brings.
-        stage.command = ["taskset", "-c", str(cores[index % len(cores)])]
-        stage.command += ["bash", str(ROOT / "scripts" / "arm" / "run.sh"), "--cpu", cpu, "-m", "pytest", "-q", "-ra"]
-        stage.command += ["-p", "no:cacheprovider", "-m", "not slow", f"--junitxml={stage.junit}"]
-        stage.command += [str(ROOT / "tests" / "python" / name) for name in AARCH64_PYTEST_FILES]
-        stage.environment |= {"OMP_NUM_THREADS": "1", "TLE_GOLDEN_TOKENS": "8"}
-        table.append(stage)
+    named = {name for names in AARCH64_PYTEST_PARTS.values() for name in names}
+    rest = {path.stem.removeprefix("test_") for path in PYTHON_TESTS.glob("test_*.py")} - named
+    for cpu in AARCH64_PYTEST_CPUS:
+        for part, names in AARCH64_PYTEST_PARTS.items():
+            stage = Stage(f"pytest-{cpu}-{part}", [], timeout=7200, needs=package)
+            stage.tests = tuple(f"test_{name}.py" for name in sorted(names or rest))
+            stage.command = ["bash", str(ROOT / "scripts" / "arm" / "run.sh"), "--cpu", cpu, "-m", "pytest", "-v", "-ra"]
+            stage.command += ["-p", "no:cacheprovider", f"--junitxml={stage.junit}", *options.pytest]
+            stage.command += [str(PYTHON_TESTS / name) for name in stage.tests]
+            stage.environment["OMP_NUM_THREADS"] = "1"
+            stage.group, stage.one_core = f"pytest-{cpu}", True
+            table.append(stage)
     return table
 
 
@@ -196,10 +254,13 @@ def pytest_stages(options: argparse.Namespace) -> list[Stage]:
     return table
 
 
-def read_junit(path: Path) -> Result:
-    """Counts the test cases of a JUnit file, pytest's or GoogleTest's."""
+def read_junit(path: Path, module: str = "") -> Result:
+    """Counts the test cases of a JUnit file, pytest's or GoogleTest's; of pytest's only those of `module`, if it is given."""
     result = Result()
     for case in ElementTree.parse(path).getroot().iter("testcase"):
+        if module and module not in case.get("classname", "").split("."):
+            continue
+        result.seconds += float(case.get("time") or 0)
         if case.find("failure") is not None or case.find("error") is not None:
             result.failed += 1
         elif case.find("skipped") is not None or case.get("result") == "skipped":
@@ -209,9 +270,35 @@ def read_junit(path: Path) -> Result:
     return result
 
 
-def run(stage: Stage, broken_builds: set[str]) -> Result:
+def earlier_result(stage: Stage) -> Result | None:
+    """What the stage gave in an earlier run, if it passed and nothing that it depends on has changed since."""
+    if not stage.record.exists():
+        return None
+    record = json.loads(stage.record.read_text())
+    if record.pop("sources") != stage.sources():
+        return None
+    return Result(**record, note="earlier")
+
+
+def run(stage: Stage, broken_builds: set[str], free_cores: queue.Queue) -> Result:
     if stage.needs and stage.needs.name in broken_builds:
         return Result(failed=1, note="its build failed")
+    for left in (stage.record, stage.junit):
+        left.unlink(missing_ok=True)
+    sources = stage.sources()
+    core = free_cores.get() if stage.one_core else None
+    try:
+        result = run_command(stage, [] if core is None else ["taskset", "-c", str(core)])
+    finally:
+        if core is not None:
+            free_cores.put(core)
+    if not result.failed:
+        record = {key: value for key, value in dataclasses.asdict(result).items() if key != "note"}
+        stage.record.write_text(json.dumps(record | {"sources": sources}))
+    return result
+
+
+def run_command(stage: Stage, prefix: list[str]) -> Result:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TLE_ISA")}
     environment.pop("TLE_NUM_THREADS", None)
     environment |= stage.environment
@@ -220,7 +307,7 @@ def run(stage: Stage, broken_builds: set[str]) -> Result:
     with open(stage.log, "w") as output:
         try:
             code = subprocess.run(
-                stage.command, cwd=ROOT, env=environment, timeout=stage.timeout, stdout=output,
+                [*prefix, *stage.command], cwd=ROOT, env=environment, timeout=stage.timeout, stdout=output,
                 stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             ).returncode
         except subprocess.TimeoutExpired:
@@ -235,9 +322,16 @@ def run(stage: Stage, broken_builds: set[str]) -> Result:
     return result
 
 
-def report(stage: Stage, result: Result) -> None:
+def print_counts(name: str, result: Result) -> None:
     counts = f"{result.passed:6d} passed {result.failed:4d} failed {result.skipped:4d} skipped"
-    print(f"{stage.name:24s} {counts} {result.seconds:7.1f} s  {result.note}".rstrip(), flush=True)
+    print(f"{name:40s} {counts} {result.seconds:7.1f} s  {result.note}".rstrip(), flush=True)
+
+
+def report(stage: Stage, result: Result) -> None:
+    print_counts(stage.name, result)
+    if len(stage.tests) > 1 and stage.junit.exists():
+        for name in stage.tests:
+            print_counts(f"    {name}", read_junit(stage.junit, name.removesuffix(".py")))
     if result.failed and stage.log.exists():
         lines = stage.log.read_text(errors="replace").splitlines()
         # Indented, so that no line of a failed stage can be taken for the closing line.
@@ -257,7 +351,7 @@ def build_all(table: list[Stage]) -> set[str]:
             log = RESULTS / f"build-{build.name}.log"
             print("\n".join(f"    | {line}" for line in log.read_text(errors="replace").splitlines()[-60:]))
         state = "FAILED" if build.name in broken else "built"
-        print(f"{'build-' + build.name:24s} {state:>13s} {time.monotonic() - start:36.1f} s", flush=True)
+        print(f"{'build-' + build.name:40s} {state:>13s} {time.monotonic() - start:36.1f} s", flush=True)
     return broken
 
 
@@ -268,6 +362,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--only", action="append", default=[], metavar="X")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--resume", action="store_true")
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser.parse_args(arguments[:split])
@@ -283,20 +378,37 @@ def main() -> int:
     if options.list:
         print("\n".join(stage.name for stage in table))
         return 0
-    shutil.rmtree(RESULTS, ignore_errors=True)
-    RESULTS.mkdir(parents=True)
+    if not options.resume:
+        shutil.rmtree(RESULTS, ignore_errors=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    total, groups = Result(), {}
+
+    def account(stage: Stage, result: Result) -> None:
+        nonlocal total
+        report(stage, result)
+        total += result
+        if stage.group:
+            groups[stage.group] = groups.get(stage.group, Result()) + result
+
+    if options.resume:
+        earlier = [(stage, result) for stage in table if (result := earlier_result(stage))]
+        for stage, result in earlier:
+            account(stage, result)
+            table.remove(stage)
     broken = build_all(table)
-    total = Result()
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    free_cores = queue.Queue()
+    for core in cores:
+        free_cores.put(core)
     together = [stage for stage in table if not stage.alone]
-    with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
-        for stage, result in zip(together, pool.map(lambda stage: run(stage, broken), together)):
-            report(stage, result)
-            total += result
+    with ThreadPoolExecutor(max_workers=len(cores)) as pool:
+        for stage, result in zip(together, pool.map(lambda stage: run(stage, broken, free_cores), together)):
+            account(stage, result)
     for stage in table:
         if stage.alone:
-            result = run(stage, broken)
-            report(stage, result)
-            total += result
+            account(stage, run(stage, broken, free_cores))
+    for group, result in groups.items():
+        print_counts(group, result)
     if total.passed == 0:
         total.failed = max(total.failed, 1)
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
