@@ -32,13 +32,17 @@ def tokenizer(original):
     return AutoTokenizer.from_pretrained(original.config._name_or_path)
 
 
-SCHEMES = ["w8a8", *(pytest.param(s, marks=pytest.mark.slow) for s in ("w8a8-a32", "w8a8-g32", "w4a8-g32-asym"))]
+SLOW_SCHEMES = ("w8a8-a32", "w8a8-g32", "w4a8-g32-asym")
+# Scheme and kv_dtype.
+KINDS = [("w8a8", None), ("w8a8-a32", torch.int8)]
+KINDS += [pytest.param((scheme, None), marks=pytest.mark.slow) for scheme in SLOW_SCHEMES]
 
 
-@pytest.fixture(scope="module", params=SCHEMES)
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind[0] + ("-int8-cache" if kind[1] else ""))
 def patched(request, original):
     model = copy.deepcopy(original)
-    tle_torch.patch_model(model, request.param, progress=False)
+    scheme, kv_dtype = request.param
+    tle_torch.patch_model(model, scheme, kv_dtype=kv_dtype, progress=False)
     yield model
     tle_torch.unpatch_model(model, dequantize=True)
 
