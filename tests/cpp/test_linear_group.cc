@@ -201,6 +201,26 @@ TEST(LinearGroup, EveryVariantEqualsTheReference) {
       }
 }
 
+// More rows and panels than a block of the variants for many rows holds, more k than a piece, and a last group that is
+// short by whole lines and by part of one.
+TEST(LinearGroup, ManyRowsAndPanels) {
+  Random random(7);
+  for (const Kind& kind : kKinds)
+    for (int64_t k : {258, 320, 491}) {
+      const int64_t rows = k == 258 ? 71 : k == 320 ? 68 : 134, n = k == 320 ? 150 : 39;
+      SCOPED_TRACE(std::string(kind.name) + " k=" + std::to_string(k));
+      Weight w(random, kind, kDTypes[k % 3], n, k);
+      Input x(random, rows, w, 12);
+      Guarded want(out_bytes(rows, n, n, DType::kF32));
+      linear_group_ref(arguments(x, w, want, n, DType::kF32));
+      for_each_variant(linear_group_table, [&](LinearGroupFn* fn) {
+        Guarded got(out_bytes(rows, n, n, DType::kF32));
+        fn(arguments(x, w, got, n, DType::kF32));
+        EXPECT_TRUE(got == want);
+      });
+    }
+}
+
 // Sums at their limits: what saturates in 16 bits, or wraps where -128 is negated, shows here. With scales of 1 every result is an exact integer.
 TEST(LinearGroup, ExtremeCodes) {
   Random random(3);
@@ -287,7 +307,7 @@ TEST(LinearGroup, ScalesAtTheEndsOfTheRange) {
 // No k at all: the bias alone.
 TEST(LinearGroup, NoFeatures) {
   Random random(6);
-  const int64_t n = 19, rows = 3;
+  const int64_t n = 19, rows = 9;
   for (const Kind& kind : kKinds) {
     SCOPED_TRACE(kind.name);
     Weight w(random, kind, DType::kF16, n, 0);

@@ -8,10 +8,13 @@
 //                     are in use.
 // TLE_KEEP_ORDER      the compiler moves nothing across: where its scheduler would start so many products that
 //                     registers run out.
+// TLE_KEEP_IN_MEMORY  the compiler reads again what it knows of memory: where it would carry an array from round to
+//                     round in registers that it does not have.
 #pragma once
 
 #define TLE_UNROLL _Pragma("GCC unroll 64")
 #define TLE_KEEP_ORDER __asm__ volatile("")
+#define TLE_KEEP_IN_MEMORY __asm__ volatile("" : : : "memory")
 
 #if defined(SIMDE_ENABLE_NATIVE_ALIASES)
 #define TLE_IN_REGISTER(v)  // an emulated vector is no register

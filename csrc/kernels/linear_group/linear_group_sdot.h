@@ -25,6 +25,16 @@ static inline Sums first_sums(int32_t x_sum) {
   return start;
 }
 
+// to += a b, where GCC 12 would copy `to` first.
+static inline void add_product(float32x4_t& to, float32x4_t a, float32x4_t b) {
+  __asm__("fmla %0.4s, %1.4s, %2.4s" : "+w"(to) : "w"(a), "w"(b));
+}
+
+// The scales of a group and a tile (linear_group_blocks.h), as its primitives order them.
+struct GroupScales {
+  const float *x, *x_sum, *w, *w_min;
+};
+
 // A line of 8-bit codes in one instruction. For 4 bits the four adjacent registers that it fills cost more copies than
 // it saves loads.
 template <GroupCodes kCodes, int kTogether>
