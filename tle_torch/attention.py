@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
+from tle_torch.autocast import alike
 from tle_torch.cache import Int8States
 from tle_torch.lazy import LazyTensor
 
@@ -191,6 +192,8 @@ def tle_attention(
     mask, window, starts, keys = attention_mask, 0, None, key
     if isinstance(key, Int8States):
         key, value = key.slots, value.slots
+    else:
+        query, key, value = alike(query, key, value)
     if isinstance(mask, CausalMask):
         if mask.used < key.shape[2]:
             key, value = key.narrow(2, 0, mask.used), value.narrow(2, 0, mask.used)

@@ -28,6 +28,7 @@ from tle_torch import (
     threads,
     weights,
 )
+from tle_torch.autocast import alike
 from tle_torch.cache import Cache
 from tle_torch.frequencies import ExactPowers, exact_frequencies
 from tle_torch.generation import SampleLoop
@@ -370,7 +371,7 @@ class PatchedMLP(PatchedModule):
                 up.bias,
                 down.bias,
             )
-        return down(_swiglu(gate(x), up(x)))
+        return down(_swiglu(*alike(gate(x), up(x))))
 
     def tle_knows_activation(self) -> bool:
         """Whether the activation is the one that was proven, and nobody wants to see its calls."""

@@ -67,6 +67,7 @@ def patch_model(
     understood is left as it is and named in the report. `model.generate`, `pipeline`, hooks, `state_dict`, deepcopy and
     pickle keep working; other models of the same class are not touched. Gradients of the model's own parameters are
     turned off, and torch's intra-op threads are set to 1 while a patched model exists; `unpatch_model` undoes both.
+    `torch.autocast` does not change what a patched module computes, nor its dtype.
 
     Args:
         model: any module on the CPU; bf16, fp16 or fp32 weights.

@@ -144,3 +144,14 @@ def test_inputs_embeds_and_streaming(pair):
     expected = generate(model, ids)
     generate(patched, ids, streamer=streamer)
     assert "".join(streamer) == "".join(f"<{int(i)}>" for i in expected[0, 6:])
+
+
+def test_a_window_of_one_token():
+    """Each token sees itself alone, as without a cache. transformers' own cache keeps everything for this window: it
+    slices `[-window + 1:]`, which is `[0:]`, so the unpatched model's cached tokens are no reference."""
+    model = tiny.build("mistral_window", sliding_window=1)
+    ids = tiny.tokens(1, 9)
+    expected = generate(model, ids, use_cache=False)
+    tle_torch.patch_model(model, "bf16")
+    assert torch.equal(generate(model, ids), expected)
+    assert torch.equal(generate(model, ids, use_cache=False), expected)

@@ -17,6 +17,7 @@ import transformers as hf
 import tiny
 import tle_torch
 from tle_torch import layers, threads
+from tle_torch.attention import tle_attention
 
 
 def logits(model, ids, **kwargs):
@@ -607,6 +608,29 @@ def test_wanting_gradients_of_an_adapter_is_refused():
 
 
 # ---- what is not the model's ----
+
+
+@pytest.mark.parametrize("exclude", [(), ("*.q_proj",), ("*.k_proj",), ("*.v_proj",), ("*.gate_proj",), ("*.down_proj",)])
+def test_autocast_leaves_patched_modules_as_they_are(exclude):
+    """Where a module that was left alone answers in bf16 among fp32 ones, both go on as fp32."""
+    model = tiny.build("llama")
+    tle_torch.patch_model(model, exclude=exclude)
+    expected = logits(model, IDS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = logits(model, IDS)
+        out = model.generate(IDS, max_new_tokens=3, do_sample=False)
+    assert got.dtype == torch.float32 and out.shape[1] == IDS.shape[1] + 3
+    if exclude:
+        assert (got - expected).abs().max() < 0.05 * expected.abs().max()
+    else:
+        assert torch.equal(got, expected)
+
+
+def test_mixed_dtypes_without_autocast_are_an_error():
+    attention = tiny.build("llama").model.layers[0].self_attn
+    q, k = torch.zeros(1, 4, 1, 16), torch.zeros(1, 2, 1, 16)
+    with pytest.raises(TypeError, match="v must be Float, got BFloat16"):
+        tle_attention(attention, q, k, k.bfloat16(), None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
