@@ -14,6 +14,7 @@ read here in some hundredths of one.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -92,7 +93,9 @@ class GgufFile:
         return self
 
     def __exit__(self, *_) -> None:
-        self._map.close()
+        # Where an error ends the block, its traceback holds the data that was being read: the mapping goes with them.
+        with contextlib.suppress(BufferError):
+            self._map.close()
 
     def bytes_of(self, tensor: Tensor) -> torch.Tensor:
         """The data of a tensor, uint8 [nbytes], in the mapping: valid until the file is closed."""

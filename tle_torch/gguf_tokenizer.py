@@ -47,13 +47,15 @@ def tokenizer_of(file: GgufFile, config: PreTrainedConfig) -> PreTrainedTokenize
         options.setdefault("add_bos_token", True)  # files from before the flag
     for option, key in _SPECIAL.items():
         index = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if index is not None and index >= len(tokens):
-            raise ValueError(f"{name}: the {key} token is number {index} of a vocabulary of {len(tokens)}")
+        if index is not None and not (isinstance(index, int) and 0 <= index < len(tokens)):
+            raise ValueError(f"{name}: the {key} token is number {index!r} of a vocabulary of {len(tokens)}")
         options[option] = None if index is None else tokens[index]
     try:
         backend, more = convert_gguf_tokenizer(file.architecture, description)
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"{name}: transformers cannot build its tokenizer (of kind {kind!r}): {error}") from error
+    except Exception as error:
+        # Whatever: from metadata that are damaged come the tokenizers package's own types too, over several lines.
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{name}: transformers cannot build its tokenizer (of kind {kind!r}): {reason}") from error
     cls = TOKENIZER_MAPPING.get(type(config), None)
     if cls is None or not issubclass(cls, TokenizersBackend):
         cls = TokenizersBackend

@@ -168,6 +168,14 @@ def test_every_cut_is_an_error(tmp_path):
             opened(tmp_path, data[:length])
 
 
+def test_an_error_while_data_are_read_is_what_comes_out(tmp_path):
+    with pytest.raises(ValueError, match="something is wrong with it"):
+        with opened(tmp_path, content()) as file:
+            data = file.bytes_of(file.tensors["a"])
+            raise ValueError("something is wrong with it")
+    assert data.numel() == 512  # still mapped, since it is still held
+
+
 def test_no_file(tmp_path):
     with pytest.raises(TypeError):
         GgufFile(7)

@@ -218,7 +218,12 @@ def test_another_models_tokenizer_beside_the_file_is_not_read(tmp_path, byte_lev
         ({"tokenizer.ggml.model": "rwkv"}, "cannot build its tokenizer .of kind 'rwkv'"),
         ({"tokenizer.ggml.model": None}, "cannot build its tokenizer .of kind None"),
         ({"tokenizer.ggml.eos_token_id": 10**6}, "the eos token is number 1000000 of a vocabulary"),
+        ({"tokenizer.ggml.eos_token_id": -1}, "the eos token is number -1 of a vocabulary"),
+        ({"tokenizer.ggml.bos_token_id": "<s>"}, "the bos token is number '<s>' of a vocabulary"),
         ({"tokenizer.ggml.merges": None}, "cannot build its tokenizer"),
+        ({"tokenizer.ggml.merges": [1, 2]}, "cannot build its tokenizer"),
+        ({"tokenizer.ggml.merges": ["ab"]}, "cannot build its tokenizer"),
+        ({"tokenizer.ggml.merges": ["no such"]}, "cannot build its tokenizer"),
     ],
 )
 def test_bad_input(tmp_path, byte_level, change, words):
