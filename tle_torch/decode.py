@@ -348,37 +348,29 @@ class PatchedDecoder(PatchedPreTrainedModel):
         caching = self.config.use_cache if use_cache is None else use_cache
         if caching and past_key_values is None and not (self.training and self.gradient_checkpointing):
             past_key_values = Cache(self.config, dtype=self.tle_kv_dtype)
-        if type(past_key_values) is Cache:
-            if caching:
-                hidden = self.tle_router.run(
-                    self, input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, kwargs
-                )
-                if hidden is not None:
-                    return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=past_key_values)
-            lengths = past_key_values.lengths()
-            try:
-                return super().forward(
-                    input_ids=input_ids,
-                    attention_mask=attention_mask,
-                    position_ids=position_ids,
-                    past_key_values=past_key_values,
-                    inputs_embeds=inputs_embeds,
-                    use_cache=use_cache,
-                    **kwargs,
-                )
-            except BaseException:
+        cache = past_key_values if type(past_key_values) is Cache else None
+        if cache is not None and caching:
+            hidden = self.tle_router.run(
+                self, input_ids, attention_mask, position_ids, cache, inputs_embeds, kwargs
+            )
+            if hidden is not None:
+                return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache)
+        lengths = None if cache is None else cache.lengths()
+        try:
+            return super().forward(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                inputs_embeds=inputs_embeds,
+                use_cache=use_cache,
+                **kwargs,
+            )
+        except BaseException:
+            if cache is not None:
                 # Layers before the one that failed have stored their tokens already.
-                past_key_values.restore_lengths(lengths)
-                raise
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
+                cache.restore_lengths(lengths)
+            raise
 
     def tle_restore(self) -> None:
         del self.tle_router

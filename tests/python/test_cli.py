@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 
 import pytest
-import tokenizers
 import torch
 import transformers as hf
 
@@ -18,10 +17,7 @@ from tle_torch import cli
 def folder(tmp_path_factory):
     """A tiny model with a tokenizer that has a chat template."""
     path = tmp_path_factory.mktemp("model")
-    words = {f"w{i}": i for i in range(tiny.COMMON["vocab_size"])}
-    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
-    raw.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="w0", eos_token="w2")
+    tokenizer = tiny.tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'user' %}w3 {{ m.content }} w4 {% else %}{{ m.content }} {% endif %}"
         "{% endfor %}"

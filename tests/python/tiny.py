@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tokenizers
 import torch
 import transformers as hf
 
@@ -109,3 +110,11 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(
         a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
     )
+
+
+def tokenizer() -> hf.PreTrainedTokenizerBase:
+    """Words w0, w1, ... for the tokens of these models."""
+    words = {f"w{i}": i for i in range(COMMON["vocab_size"])}
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return hf.PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="w0", eos_token="w2")
