@@ -1,4 +1,5 @@
-"""Builds the C++ extension with CMake against the torch that is installed, and pins that torch's minor version in the wheel.
+"""Builds the C++ extension with CMake against the torch that is installed, and pins that torch's minor version in the
+wheel.
 
 Environment: TLE_BUILD_DIR, the folder to build in; TLE_CMAKE_ARGS, more arguments for CMake, quoted as in a shell;
 TLE_TORCH_DIR, another torch package to build against than the one that is imported, for a cross build.
@@ -62,7 +63,8 @@ class CMakeBuild(build_ext):
         target = (ROOT / self.get_ext_fullpath(extension.name)).resolve()
         if self.editable_mode:
             write_build_info(target.parent)
-        build = Path(os.environ.get("TLE_BUILD_DIR", ROOT / "build" / f"cmake-{sys.implementation.cache_tag}")).resolve()
+        build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
+        build = Path(os.environ.get("TLE_BUILD_DIR", build)).resolve()
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
             f"-DTLE_PYTHON={sys.executable}",
@@ -82,5 +84,11 @@ setup(
     packages=["tle_torch", "tle_torch.families"],
     ext_modules=[Extension("tle_torch._C", sources=[])],
     cmdclass={"build_ext": CMakeBuild, "build_py": BuildPy},
-    install_requires=[f"torch>={MAJOR}.{MINOR},<{MAJOR}.{MINOR + 1}", "transformers>=5.23", "accelerate", "gguf", "rich"],
+    install_requires=[
+        f"torch>={MAJOR}.{MINOR},<{MAJOR}.{MINOR + 1}",
+        "transformers>=5.23",
+        "accelerate",
+        "gguf",
+        "rich",
+    ],
 )

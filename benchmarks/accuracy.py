@@ -2,11 +2,11 @@
 """What quantisation costs: how far a patched model's next-token distributions are from the unpatched model's.
 
     python benchmarks/accuracy.py [--model FOLDER_OR_GGUF] [--scheme w8a8] [--text FILE] [--tokens 2048] [--json FILE]
-    python benchmarks/accuracy.py --reference float32 --scheme w8a8-g32 --scheme w8a8-a32 --scheme file --peer Q8_0 --peer Q4_1
+    python benchmarks/accuracy.py --reference float32 --scheme w8a8-g32 --scheme file --peer Q8_0 --peer Q4_1
 
 The text (by default data/text.txt: English and Python, written for this purpose) is cut into windows that the model
-reads one by one. At every position the distribution of the reference, the model in bf16 (or fp32) as transformers runs it
-eagerly, is compared with
+reads one by one. At every position the distribution of the reference, the model in bf16 (or fp32) as transformers runs
+it eagerly, is compared with
 
 - the patched model's, where the scheme `file` means the GGUF file's own codes (tle_torch.from_gguf), and
 - what the scheme itself costs: the same eager model with weights and activations fake-quantised to the scheme's grid,
@@ -47,7 +47,7 @@ GRIDS = {"w8a8": (0, 0), "w8a8-a32": (0, 32), "w8a8-g32": (32, 32)}
 
 
 def on_grid(x: torch.Tensor, group: int) -> torch.Tensor:
-    """Each row, or group of a row, of x on its int8 grid, fp32: codes round_half_even(x 127 / amax), step amax / 127."""
+    """Each row, or group of a row, of x on its int8 grid, fp32: round_half_even(x 127 / amax) amax / 127."""
     size = x.shape[-1]
     wide = x.float()
     if group:
@@ -107,11 +107,14 @@ def llama_cpp(bits: str, windows: torch.Tensor) -> torch.Tensor:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model folder or a GGUF file (default: SmolLM2-135M-Instruct)")
-    parser.add_argument("--scheme", action="append", help="a scheme of patch_model, with +head for its head too, or `file`; "
-                        "+kv8: with int8 keys and values; several times (default: w8a8)")
-    parser.add_argument("--peer", action="append", default=[], help="a file type of llama.cpp: Q8_0, Q4_0 or Q4_1; several times")
+    parser.add_argument("--scheme", action="append",
+                        help="of patch_model, with +head for its head too, or `file`; +kv8: with int8 keys and values; "
+                        "several times (default: w8a8)")
+    parser.add_argument("--peer", action="append", default=[],
+                        help="a file type of llama.cpp: Q8_0, Q4_0 or Q4_1; several times")
     parser.add_argument("--reference", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="activations of the patched models")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16",
+                        help="activations of the patched models")
     parser.add_argument("--text", type=Path, default=HERE / "data" / "text.txt")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--window", type=int, default=512, help="tokens per window")
@@ -144,7 +147,8 @@ def main() -> int:
         with console.status(f"llama.cpp {bits}"):
             costs.append(cost(f"llama.cpp {bits}", reference, llama_cpp(bits, windows)))
 
-    table = Table(title=f"{windows.numel()} tokens in {len(windows)} windows, against the eager {options.reference} model")
+    what = f"{windows.numel()} tokens in {len(windows)} windows"
+    table = Table(title=f"{what}, against the eager {options.reference} model")
     table.add_column("variant")
     for column in ("mean KL", "p99 KL", "greedy tokens changed"):
         table.add_column(column, justify="right")

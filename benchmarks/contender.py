@@ -19,7 +19,7 @@ goes on.
 
     transformers:DTYPE            Hugging Face, eager, DynamicCache
     transformers-gguf:DTYPE       the same, loaded from the GGUF file, which it de-quantises
-    transformers-packed:TYPE      the same in bf16, its Linears as transformers' modules that keep GGUF blocks (Q8_0, Q4_0, Q4_1)
+    transformers-packed:TYPE      the same in bf16, its Linears as transformers' modules that keep GGUF blocks
     tle:SCHEME[+head][+kv8]       patch_model; +head: with a quantised head; +kv8: with int8 keys and values
     tle-gguf                      tle_torch.from_gguf: the file's own codes
     torchao:int8                  torchao's int8 weights and dynamic int8 activations, eager
@@ -97,14 +97,15 @@ class Transformers:
         return self.torch.randint(100, 40000, (1, length), generator=generator)
 
     def cache_of(self, context: int):
-        """A cache that holds `context` tokens. Their keys and values are random: how long a token takes does not depend on them,
-        and reading 8,192 tokens first would take longer than all the rest."""
+        """A cache that holds `context` tokens. Their keys and values are random: how long a token takes does not depend
+        on them, and reading 8,192 tokens first would take longer than all the rest."""
         if context not in self.caches:
             self.caches.clear()  # one at a time: memory
             cache = self.new_cache()
             shape = (1, self.kv_heads, context, self.head_dim)
             for layer in range(self.layers):
-                cache.update(self.torch.randn(shape, dtype=self.dtype), self.torch.randn(shape, dtype=self.dtype), layer)
+                key, value = (self.torch.randn(shape, dtype=self.dtype) for _ in range(2))
+                cache.update(key, value, layer)
             self.caches[context] = cache
         cache = self.caches[context]
         more = cache.get_seq_length() - context
@@ -113,7 +114,7 @@ class Transformers:
         return cache
 
     def decode(self, context: int, tokens: int) -> dict:
-        """Tokens per second of model.generate behind `context` tokens in the cache: the time of tokens + 1 less that of one."""
+        """Tokens per second of model.generate behind `context` tokens: the time of tokens + 1 less that of one."""
         prompt = self.prompt(context + 1)
         mask = self.torch.ones_like(prompt)
 
@@ -243,8 +244,9 @@ class TransformersGguf(Transformers):
 
 
 class TransformersPacked(Transformers):
-    """transformers' modules that keep GGUF blocks. Its loader makes them for a few architectures, and only with a kernel,
-    of which none is published for CPUs; here they take the place of every Linear, and unpack their blocks at each call."""
+    """transformers' modules that keep GGUF blocks. Its loader makes them for a few architectures, and only with a
+    kernel, of which none is published for CPUs; here they take the place of every Linear, and unpack their blocks at
+    each call."""
 
     def __init__(self, bits: str):
         super().__init__("bfloat16")
@@ -296,7 +298,8 @@ class TorchAO(Transformers):
         quantize_(self.model, Int8DynamicActivationInt8WeightConfig())
 
     def bytes_per_token(self) -> int:
-        return sum(p.numel() for p in self.model.model.layers.parameters()) + self.model.get_output_embeddings().weight.numel() * 4
+        head = self.model.get_output_embeddings().weight
+        return sum(p.numel() for p in self.model.model.layers.parameters()) + 4 * head.numel()
 
 
 def contender(name: str):

@@ -5,9 +5,10 @@
     python benchmarks/peers.py onnxruntime-genai      installs it
     python benchmarks/peers.py torchao                installs it
 
-Each peer has a virtual environment of its own in the folder that TLE_CACHE names (default: .cache in the clone), so that none
-can change what this project runs with. The classes at the end run inside those environments: benchmarks/contender.py
-imports this file there, and nothing else of the project but scripts/fetch.py, so only the standard library is imported above.
+Each peer has a virtual environment of its own in the folder that TLE_CACHE names (default: .cache in the clone), so
+that none can change what this project runs with. The classes at the end run inside those environments:
+benchmarks/contender.py imports this file there, and nothing else of the project but scripts/fetch.py, so only the
+standard library is imported above.
 """
 
 from __future__ import annotations
@@ -56,18 +57,19 @@ def install(peer: str) -> None:
     environment = {**os.environ, "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF", "CMAKE_BUILD_PARALLEL_LEVEL": "2",
                    "PATH": f"{where / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     for packages in INSTALL[peer]:
-        subprocess.run([str(where / "bin" / "pip"), "install", "-c", str(CONSTRAINTS), *packages], check=True, env=environment)
+        command = [str(where / "bin" / "pip"), "install", "-c", str(CONSTRAINTS), *packages]
+        subprocess.run(command, check=True, env=environment)
     (where / "installed").touch()
 
 
-# ---- Files -------------------------------------------------------------------------------------------------------------
+# ---- Files ----
 
 
 def gguf_file(model: str, bits: str) -> Path:
     """A model of benchmarks/models.py as a GGUF file of llama.cpp's type `bits` (Q4_0, Q4_1 or Q8_0).
 
-    SmolLM2's own file is Q4_1, and the others are made from it; the random models are written as F16 first. llama.cpp does the
-    quantising: this runs in its environment, and calls this project's for the F16 file.
+    SmolLM2's own file is Q4_1, and the others are made from it; the random models are written as F16 first. llama.cpp
+    does the quantising: this runs in its environment, and calls this project's for the F16 file.
     """
     if model == "smollm2" and bits == "Q4_1":
         return fetch.smollm2_gguf()
@@ -93,8 +95,8 @@ def gguf_file(model: str, bits: str) -> Path:
 def write_f16(name: str, target: Path) -> None:
     """A random model of benchmarks/models.py as an F16 GGUF file without a vocabulary.
 
-    llama.cpp wants the rows of a Llama model's q and k interleaved for its rotary embedding; the rows of random weights are left
-    as they are, which changes what the model says but not how long it takes.
+    llama.cpp wants the rows of a Llama model's q and k interleaved for its rotary embedding; the rows of random weights
+    are left as they are, which changes what the model says but not how long it takes.
     """
     import gguf
     import models
@@ -140,22 +142,23 @@ def write_f16(name: str, target: Path) -> None:
 
 
 def genai_folder(model: str) -> Path:
-    """A model of benchmarks/models.py as onnxruntime-genai's int4 model (blocks of 32, int8 activations, int4 head), made by its own builder."""
+    """A model of benchmarks/models.py as onnxruntime-genai's int4 model (blocks of 32, int8 activations, int4 head),
+    made by its own builder."""
     target = folder("files") / f"{model}-genai-int4"
     if not target.exists():
         hf = folder("files") / f"{model}-hf"
         if not hf.exists():
             subprocess.run([os.environ["TLE_BENCHMARK_PYTHON"], __file__, "write-hf", model, str(hf)], check=True)
         part = target.with_suffix(".part")
-        subprocess.run([sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(hf), "-o", str(part), "-p", "int4", "-e",
-                        "cpu", "-c", str(folder("files") / "hf-cache"), "--extra_options", "int4_block_size=32",
-                        "int4_accuracy_level=4"], check=True)
+        subprocess.run([sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(hf), "-o", str(part), "-p",
+                        "int4", "-e", "cpu", "-c", str(folder("files") / "hf-cache"), "--extra_options",
+                        "int4_block_size=32", "int4_accuracy_level=4"], check=True)
         part.rename(target)
     return target
 
 
 def write_hf(name: str, target: Path) -> None:
-    """A model of benchmarks/models.py with SmolLM2's tokenizer as a Hugging Face folder, which other projects' converters read."""
+    """A model of benchmarks/models.py with SmolLM2's tokenizer as a Hugging Face folder, which converters read."""
     import models
     import torch
     from transformers import AutoTokenizer
@@ -164,7 +167,7 @@ def write_hf(name: str, target: Path) -> None:
     AutoTokenizer.from_pretrained(models.fetched("smollm2-hf")).save_pretrained(target)
 
 
-# ---- Contenders (benchmarks/contender.py says what each method gives) -----------------------------------------------------
+# ---- Contenders (benchmarks/contender.py says what each method gives) ----
 
 
 def prompt(length: int) -> list[int]:
@@ -182,10 +185,9 @@ class LlamaCpp:
         import numpy
 
         self.library, self.numpy = llama_cpp, numpy
+        self.silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        llama_cpp.llama_log_set(self.silent, ctypes.c_void_p(0))
         path = gguf_file(model, self.bits)
-        silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
-        llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
-        self.silent = silent
         start = time.perf_counter()
         llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
@@ -225,7 +227,8 @@ class LlamaCpp:
             self.feed(tokens[first : first + 2048])
 
     def to_context(self, length: int) -> None:
-        """The cache filled with `length` tokens. They are read once and then restored: a long prompt takes longer than all the rest."""
+        """The cache filled with `length` tokens. They are read once and then restored: reading a long prompt takes
+        longer than all the rest."""
         if length not in self.states:
             self.read(prompt(length))
             size = self.library.llama_state_seq_get_size(self.context, 0)
@@ -290,7 +293,8 @@ class OnnxRuntimeGenAI:
         self.kept = None
         load_s = time.perf_counter() - start
         sizes = json.loads((path / "genai_config.json").read_text())["model"]["decoder"]
-        return {"load_s": load_s, "bytes": sum(p.stat().st_size for p in path.glob("*.data")),  # one int4 table: head and embedding
+        weights = sum(p.stat().st_size for p in path.glob("*.data"))  # one int4 table: head and embedding
+        return {"load_s": load_s, "bytes": weights,
                 "kv_bytes": 2 * 4 * sizes["num_hidden_layers"] * sizes["num_key_value_heads"] * sizes["head_size"]}
 
     def generator(self, tokens: list[int], more: int):

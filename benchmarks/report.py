@@ -44,11 +44,13 @@ def counted(name: str) -> str:
 def machine() -> list[str]:
     """Lines about hardware, system and library."""
     info = tle_torch.cpu_info()
-    chosen = {operator: next(row["name"] for row in rows if row["chosen"]) for operator, rows in sorted(_C.variants().items())}
+    huge_pages = read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
+    variants = sorted(_C.variants().items())
+    chosen = {operator: next(row["name"] for row in rows if row["chosen"]) for operator, rows in variants}
     return [
         f"{info['model']}, {platform.machine()}, Linux {platform.release()}, {'-'.join(platform.libc_ver())}",
         f"capacity {counted('cpu_capacity')}; max kHz {counted('cpufreq/cpuinfo_max_freq')}; "
-        f"governor {counted('cpufreq/scaling_governor')}; huge pages {read(Path('/sys/kernel/mm/transparent_hugepage/enabled'))}",
+        f"governor {counted('cpufreq/scaling_governor')}; huge pages {huge_pages}",
         f"tle_torch {tle_torch.__version__}, torch {torch.__version__}, transformers {transformers.__version__}; "
         f"usable cores {info['usable_cores']}; levels {' '.join(info['isas'])}, in force {info['isa']}",
         "variants " + ", ".join(f"{operator} {name}" for operator, name in chosen.items()),
@@ -69,7 +71,8 @@ def main() -> None:
         if reasons := [f"{row['contender']}: {row['failed']}" for row in rows if "failed" in row]:
             raise SystemExit("\n".join(reasons))
         bandwidth = median(rows[0]["bandwidth_gb_s"][CONTEXT])
-        lines.append(f"{threads} threads, read bandwidth {bandwidth:.1f} GB/s; decode tok/s (of bound), prefill({PROMPT}) tok/s")
+        heads = f"decode tok/s (of bound), prefill({PROMPT}) tok/s"
+        lines.append(f"{threads} threads, read bandwidth {bandwidth:.1f} GB/s; {heads}")
         for row in rows:
             part = speed.of_bound(row, "decode", CONTEXT)
             decode, prefill = median(row["decode"][CONTEXT]), median(row["prefill"][PROMPT])

@@ -12,11 +12,11 @@ of the machine's speed meets all of them. One that is not installed, does not fi
 figures only, and is named with the reason.
 
 Figures are medians, ratios are medians of the ratios within a repetition. `of bound`: against the read bandwidth,
-measured in the same repetition, over the bytes of weights, keys and values that a token reads. `KV slope`: the time that
-a token takes longer in the longest context than in the shortest, over the time that reading the additional keys and
-values takes at that bandwidth. `busy core`: speed with another process spinning on the machine, over the speed without.
-`peak MB`: resident memory once loaded, and at the end. `KL` and `changed`: what benchmarks/accuracy.py prints, against
-the eager fp32 model, where the weights are real.
+measured in the same repetition, over the bytes of weights, keys and values that a token reads. `KV slope`: the time
+that a token takes longer in the longest context than in the shortest, over the time that reading the additional keys
+and values takes at that bandwidth. `busy core`: speed with another process spinning on the machine, over the speed
+without. `peak MB`: resident memory once loaded, and at the end. `KL` and `changed`: what benchmarks/accuracy.py prints,
+against the eager fp32 model, where the weights are real.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from worker import Failed, Worker
 HERE = Path(__file__).resolve().parent
 BASE = "transformers:bfloat16"
 # Equal bits stand together.
-CONTENDERS = [BASE, "tle:w8a8-a32", "llama:Q8_0", "tle:w8a8-g32+head", "llama:Q4_1", "tle-gguf", "tle:w4a8-g32-asym+head",
-              "llama:Q4_0", "tle:w4a8-g32+head", "ort:int4", "transformers-gguf:bfloat16", "transformers-packed:Q8_0",
-              "torchao:int8"]
+CONTENDERS = [BASE, "tle:w8a8-a32", "llama:Q8_0", "tle:w8a8-g32+head", "llama:Q4_1", "tle-gguf",
+              "tle:w4a8-g32-asym+head", "llama:Q4_0", "tle:w4a8-g32+head", "ort:int4", "transformers-gguf:bfloat16",
+              "transformers-packed:Q8_0", "torchao:int8"]
 SHORT = {"models": ["smollm2"], "contenders": [BASE, "transformers:float32", "tle:w8a8-a32"], "contexts": [16],
          "prefill": [512], "repeats": 3, "accuracy_tokens": 512}
 # What loading a contender may take for a moment, in bytes per weight: fp32 weights, and half of them once more.
@@ -79,7 +79,7 @@ def start(name: str, model: str, threads: int, options: argparse.Namespace) -> t
 
 
 def take(figures: list[float], row: dict, what: str, worker: Worker, do: str, **arguments) -> None:
-    """Appends what a command gives. After one that fails, `figures` stays empty and row["missing"][what] is the reason."""
+    """Appends what a command gives. After one that fails `figures` stays empty, and row["missing"][what] is why."""
     if what in row["missing"]:
         return
     try:
@@ -141,7 +141,7 @@ def measure(model: str, threads: int, names: list[str], options: argparse.Namesp
 
 
 def measure_accuracy(model: str, pairs: list[tuple[Worker, dict]], tokens: int, known: dict[str, dict]) -> None:
-    """Puts row["accuracy"] (benchmarks/divergence.py: Cost) against the eager fp32 model; `known` grows by what was measured."""
+    """Puts row["accuracy"] (benchmarks/divergence.py: Cost) against the eager fp32 model, and into `known`."""
     if any(worker.name not in known for worker, _ in pairs):
         from transformers import AutoTokenizer
 
@@ -173,7 +173,7 @@ def of_bound(row: dict, what: str, context: int) -> float | None:
 
 
 def kv_slope(row: dict) -> float | None:
-    """Seconds that a token takes longer in the longest context than in the shortest, over what the bandwidth asks for."""
+    """How much longer a token takes in the longest context than in the shortest, over what the bandwidth asks for."""
     short, long = min(row["decode"]), max(row["decode"])
     figures = row["decode"][short], row["decode"][long], row["bandwidth_gb_s"][long]
     if short == long or not all(figures):
@@ -192,7 +192,8 @@ def middle(figures: list[float]) -> float | None:
 
 def show(rows: list[dict], options: argparse.Namespace, console: Console) -> None:
     """Prints the rows of one model and number of threads."""
-    title = f"{rows[0]['model']}, {rows[0]['threads']} thread(s)" + (", as on a CPU with AVX2 only" if options.as_avx2 else "")
+    title = f"{rows[0]['model']}, {rows[0]['threads']} thread(s)"
+    title += ", as on a CPU with AVX2 only" if options.as_avx2 else ""
     failed = [row for row in rows if "failed" in row]
     rows = [row for row in rows if "failed" not in row]
     if rows:
@@ -294,7 +295,7 @@ def plot(rows: list[dict], path: Path) -> None:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """What `measure` and `show` are told."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="other defaults: " + ", ".join(f"{k} {v}" for k, v in SHORT.items()))
+    parser.add_argument("--short", action="store_true", help=f"other defaults: {SHORT}")
     parser.add_argument("--models", nargs="+", choices=models.NAMES, default=list(models.NAMES))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--contenders", nargs="+", default=CONTENDERS, help="default: " + " ".join(CONTENDERS))

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# build_wheels.sh [x86_64] [aarch64]   builds the wheels into dist/, by default both on an x86-64 machine; installs each in
-# an environment that has never seen the clone, and tests it there.
+# build_wheels.sh [x86_64] [aarch64]   builds the wheels into dist/, by default both on an x86-64 machine; installs each
+# in an environment that has never seen the clone, and tests it there.
 #
 #   this machine's   against the torch of .venv; tested in a fresh virtual environment: every test that is not slow
-#   aarch64          cross-compiled on x86-64, against the torch that scripts/arm/make_root.sh brings, for CPython 3.11; tested
-#                    under qemu on cortex-a53 (Armv8.0) and max: the golden digests of every operator, and patched models
+#   aarch64          cross-compiled on x86-64, against the torch that scripts/arm/make_root.sh brings, for CPython 3.11;
+#                    tested under qemu on cortex-a53 (Armv8.0) and max: the golden digests of every operator, and
+#                    patched models
 #
 # Both are linux_* wheels: they link to torch's own libraries, which no manylinux policy knows.
 set -euo pipefail
@@ -21,7 +22,8 @@ build() {
   say "wheel for $architecture"
   # What setuptools leaves in build/lib would go into the wheel, files that the clone no longer has included.
   rm -rf "$TLE_ROOT"/build/{lib,bdist}.* "$WORK/$architecture"
-  quietly "$TLE_CACHE/logs/wheel-$architecture.log" env "PATH=$TLE_VENV/bin:$PATH" "TLE_BUILD_DIR=$TLE_ROOT/build/wheel-$architecture" \
+  quietly "$TLE_CACHE/logs/wheel-$architecture.log" env "PATH=$TLE_VENV/bin:$PATH" \
+    "TLE_BUILD_DIR=$TLE_ROOT/build/wheel-$architecture" \
     "$@" "$PY" -m pip wheel --no-build-isolation --no-deps -v -w "$WORK/$architecture" "$TLE_ROOT"
   mkdir -p "$TLE_ROOT/dist"
   cp "$WORK/$architecture"/*.whl "$TLE_ROOT/dist/"
@@ -49,7 +51,8 @@ native() {
   quietly "$TLE_CACHE/logs/wheel-torch.log" "$environment/bin/python" -m pip install \
     ${TLE_TORCH_INDEX:+--index-url "$TLE_TORCH_INDEX"} -c "$TLE_ROOT/scripts/requirements/constraints.txt" torch
   quietly "$TLE_CACHE/logs/wheel-install.log" "$environment/bin/python" -m pip install \
-    -c "$TLE_ROOT/scripts/requirements/constraints.txt" -r "$TLE_ROOT/scripts/requirements/test.txt" "$WORK/$architecture"/*.whl
+    -c "$TLE_ROOT/scripts/requirements/constraints.txt" -r "$TLE_ROOT/scripts/requirements/test.txt" \
+    "$WORK/$architecture"/*.whl
   say "the wheel for $architecture, every test that is not slow"
   TLE_BUILD_DIR=$TLE_ROOT/build/wheel-$architecture run_tests "$environment/bin/python" -- -n 2 --dist worksteal \
     "$TLE_ROOT/tests/python"
@@ -60,10 +63,15 @@ cross() {
   [ "$("$PY" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" = 3.11 ] ||
     die "the aarch64 wheel is for CPython 3.11, the version of the Debian tree: name a python3.11 in TLE_PYTHON"
   bash "$TLE_ROOT/scripts/arm/make_root.sh"
+  # Quotes inside: setup.py splits the options as a shell would.
+  local options="'-DCMAKE_TOOLCHAIN_FILE=$TLE_ROOT/scripts/arm/toolchain.cmake'"
+  options+=" '-DTLE_PYTHON_INCLUDE=$ARM_ROOT/usr/include/python3.11'"
+  options+=" -DTLE_EXTENSION_SUFFIX=.cpython-311-aarch64-linux-gnu.so"
   build aarch64 _PYTHON_HOST_PLATFORM=linux-aarch64 SETUPTOOLS_EXT_SUFFIX=.cpython-311-aarch64-linux-gnu.so \
     "TLE_TORCH_DIR=$ARM_SITE/torch" \
-    "TLE_CMAKE_ARGS='-DCMAKE_TOOLCHAIN_FILE=$TLE_ROOT/scripts/arm/toolchain.cmake' '-DTLE_PYTHON_INCLUDE=$ARM_ROOT/usr/include/python3.11' -DTLE_EXTENSION_SUFFIX=.cpython-311-aarch64-linux-gnu.so"
-  quietly "$TLE_CACHE/logs/wheel-install-aarch64.log" "$PY" -m pip install --no-deps --target "$WORK/site-aarch64" --upgrade \
+    "TLE_CMAKE_ARGS=$options"
+  quietly "$TLE_CACHE/logs/wheel-install-aarch64.log" \
+    "$PY" -m pip install --no-deps --target "$WORK/site-aarch64" --upgrade \
     --implementation cp --python-version 3.11 --platform linux_aarch64 --only-binary=:all: "$WORK"/aarch64/*.whl
   for name in "${ARM_TESTS[@]}"; do tests+=("$TLE_ROOT/tests/python/$name"); done
   # Emulation uses one core well and two badly: the CPUs run side by side.

@@ -6,8 +6,8 @@
 
 Every digest that changes is a promise that is broken: weights packed by an earlier version, logits and tokens that
 users saw come out different. Write only when that is intended, and say in the commit why. Operators are digested at the
-scalar reference level; SmolLM2, which takes half a minute a scheme there, at this CPU's best one. tests/python/test_golden.py
-then compares every level of every CPU.
+scalar reference level; SmolLM2, which takes half a minute a scheme there, at this CPU's best one.
+tests/python/test_golden.py then compares every level of every CPU.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def main() -> int:
             print("\n".join(f"{path.name}: {what}: {name}" for name in names), end="\n" if names else "")
         differing += len(changed) + len(added) + len(removed)
         if changed:
-            print(f"\nWARNING: {len(changed)} results in {path.name} are not the bits that they were.\n", file=sys.stderr)
+            warning = f"{len(changed)} results in {path.name} are not the bits that they were."
+            print(f"\nWARNING: {warning}\n", file=sys.stderr)
         if options.write:
             golden.write(path, now)
     print(f"{differing} digests differ from the committed ones" + (", written" if options.write else ""))

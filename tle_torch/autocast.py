@@ -1,7 +1,7 @@
 """torch.autocast around a patched model.
 
-What is patched computes in its own dtype, whatever autocast says. Modules that were left alone are torch's, and autocast
-casts their inputs: where one of each feeds the same operator, their dtypes differ.
+What is patched computes in its own dtype, whatever autocast says. Modules that were left alone are torch's, and
+autocast casts their inputs: where one of each feeds the same operator, their dtypes differ.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--raw", action="store_true", help="continue the text instead of answering in a chat")
         command.add_argument(
             "--scheme",
-            help=f"one of {', '.join(tle_torch.schemes())} (default: {weights.DEFAULT_SCHEME}, or what a GGUF file has)",
+            help=f"one of {', '.join(tle_torch.schemes())} (default: {weights.DEFAULT_SCHEME}, "
+            f"or what a GGUF file has)",
         )
         command.add_argument("--quantize-head", action="store_true", help="also pack the language-model head")
         command.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="of activations (default bfloat16)")

@@ -78,7 +78,8 @@ class StepPlan:
 
     def _watch(self, parts: list[nn.Module]) -> None:
         """Remembers the parts' children, parameters and buffers, and where their hooks would appear."""
-        # A module without children has none to be replaced (nobody adds one to a Linear), and a packed weight is the only buffer.
+        # A module without children has none to be replaced (nobody adds one to a Linear), and a packed weight is the
+        # only buffer.
         self._contents = [m._modules or m._parameters for m in parts]
         self._contents += [m._buffers for m in parts if isinstance(m, QuantizedLinear)]
         inner = parts[1:]

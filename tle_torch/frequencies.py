@@ -1,9 +1,9 @@
 """Rotary frequencies that are the same bits on every machine.
 
-transformers computes them with torch's power function, whose last bit depends on the vector unit that torch finds: base 1e6
-gives other frequencies with AVX2 (or NEON) than on an x86-64 CPU without. Everything else in the formulas (division, products,
-`where`) is exact IEEE arithmetic. So the model's own formula is run once more with powers in double precision, rounded to
-fp32: the nearest value, whoever computes it.
+transformers computes them with torch's power function, whose last bit depends on the vector unit that torch finds: base
+1e6 gives other frequencies with AVX2 (or NEON) than on an x86-64 CPU without. Everything else in the formulas
+(division, products, `where`) is exact IEEE arithmetic. So the model's own formula is run once more with powers in
+double precision, rounded to fp32: the nearest value, whoever computes it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 __all__ = ["ExactPowers", "exact_frequencies"]
 
 _POWERS = frozenset({"pow", "__pow__", "__rpow__"})
-# How far two evaluations of one formula may lie apart: some units in the last place of fp32, from the power's own error.
+# How far two evaluations of one formula may lie apart: some units in the last place of fp32, from the power's own
+# error.
 _TOLERANCE = 16 * torch.finfo(torch.float32).eps
 
 
@@ -40,8 +41,8 @@ def exact_frequencies(module: nn.Module) -> torch.Tensor | None:
         module: has a `config`, the argument that its class is made from, and a buffer `inv_freq`.
 
     Returns:
-        fp32 [R / 2]; None if the module's frequencies are not what its config says (somebody set others, or its class is
-        made in another way). They are data then, like a weight.
+        fp32 [R / 2]; None if the module's frequencies are not what its config says (somebody set others, or its class
+        is made in another way). They are data then, like a weight.
     """
     own = module._buffers["inv_freq"]
     start = module._buffers.get("original_inv_freq")
@@ -53,5 +54,7 @@ def exact_frequencies(module: nn.Module) -> torch.Tensor | None:
         return None
     # A module that was cast holds rounded frequencies: the neighbouring value is as good.
     tolerance = _TOLERANCE + (torch.finfo(own.dtype).eps if own.dtype != torch.float32 else 0.0)
-    near = exact.shape == own.shape and torch.allclose(exact.to(own.dtype).double(), own.double(), rtol=tolerance, atol=0)
+    if exact.shape != own.shape:
+        return None
+    near = torch.allclose(exact.to(own.dtype).double(), own.double(), rtol=tolerance, atol=0)
     return exact if near else None

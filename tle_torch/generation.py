@@ -150,7 +150,8 @@ class SampleLoop:
         ends = [c.eos_token_id.view(-1) for c in criteria if type(c) is EosTokenCriteria]
         self.ends = torch.cat(ends) if ends else None
         self.others = any(type(c) not in (MaxLengthCriteria, EosTokenCriteria) for c in criteria)
-        # Whether nothing but this loop and transformers' own arithmetic runs between two tokens: then nobody can have changed the model.
+        # Whether nothing but this loop and transformers' own arithmetic runs between two tokens: then nobody can have
+        # changed the model.
         self.quiet = streamer is None and not self.others and all(_is_arithmetic(p) for p in processors)
         self._plan = None
         self.pads = any(hasattr(c, "eos_token_id") for c in criteria)

@@ -385,8 +385,8 @@ class PatchedMLP(PatchedModule):
 
 
 class PatchedRotary(PatchedModule):
-    """A rotary embedding module: cos and sin [B, Q, R] of the positions, from its `inv_freq`. The frequencies are those of
-    the module's formula with exact powers (frequencies.py), so that they are the same on every machine.
+    """A rotary embedding module: cos and sin [B, Q, R] of the positions, from its `inv_freq`. The frequencies are those
+    of the module's formula with exact powers (frequencies.py), so that they are the same on every machine.
 
     Attributes:
         tle_before: buffers and attributes of the module that the patch changed, by name, as they were.

@@ -72,9 +72,9 @@ def patch_model(
     Args:
         model: any module on the CPU; bf16, fp16 or fp32 weights.
         scheme: of float weights; GGUF blocks that transformers kept packed keep their codes, or get w8a8-g32 where no
-            scheme holds them (see from_gguf). "w8a8-a32" (the default: int8 weights per output channel, int8 activations
-            per 32 values), "w8a8" (activations per token: a little faster in prefill, ten times the error), "bf16" (nothing is
-            quantised) and more: `tle_torch.schemes()` lists them.
+            scheme holds them (see from_gguf). "w8a8-a32" (the default: int8 weights per output channel, int8
+            activations per 32 values), "w8a8" (activations per token: a little faster in prefill, ten times the error),
+            "bf16" (nothing is quantised) and more: `tle_torch.schemes()` lists them.
         quantize_head: also pack the language-model head. A tied head is then packed apart: the embedding stays as it
             is. Otherwise the head stays dense, in place.
         keep_original: keep the original weights too, so that `unpatch_model`, `disabled` and `verify` give back the

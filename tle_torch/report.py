@@ -10,8 +10,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-# What a scheme costs SmolLM2-135M-Instruct over 2,048 tokens (benchmarks/accuracy.py --reference float32): mean KL divergence in nats,
-# share of the most likely tokens that change. A model's own cost is what `verify` measures.
+# What a scheme costs SmolLM2-135M-Instruct over 2,048 tokens (benchmarks/accuracy.py --reference float32): mean KL
+# divergence in nats, share of the most likely tokens that change. A model's own cost is what `verify` measures.
 EXPECTED_COST = {
     "w8a8": (0.0286, 0.105),
     "w8a8-a32": (0.0058, 0.053),
@@ -95,8 +95,8 @@ class Report:
             kl, changed = EXPECTED_COST[self.scheme]
             parts.append(
                 Text(
-                    f"{self.scheme} costs SmolLM2-135M a mean KL divergence of {kl:.4f} nats and changes {changed:.1%} of its "
-                    f"most likely tokens; tle_torch.verify measures it on this model."
+                    f"{self.scheme} costs SmolLM2-135M a mean KL divergence of {kl:.4f} nats and changes "
+                    f"{changed:.1%} of its most likely tokens; tle_torch.verify measures it on this model."
                 )
             )
         parts += [Text(note) for note in self.notes]

@@ -84,7 +84,8 @@ def _release(key: int) -> None:
     with _lock:
         if _owners.pop(key, None) is None or _owners:
             return
-        # torch.compile takes a count that changes while it traces for an error, and the garbage collector may run at any time.
+        # torch.compile takes a count that changes while it traces for an error, and the garbage collector may run at
+        # any time.
         if torch._guards.CompileContext.try_get() is None:
             _restore()
         elif _restore_later not in gc.callbacks:

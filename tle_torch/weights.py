@@ -30,7 +30,8 @@ __all__ = [
 
 # The scheme that quantises nothing: dense weights stay where they are and run on TLE's kernels.
 UNQUANTIZED = "bf16"
-# One scale per 32 activations costs a tenth of the accuracy that one per token costs, for the same weight bytes (EXPECTED_KL).
+# One scale per 32 activations costs a tenth of the accuracy that one per token costs, for the same weight bytes
+# (EXPECTED_COST).
 DEFAULT_SCHEME = "w8a8-a32"
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEADER_BYTES = 64

@@ -1,6 +1,6 @@
-// Times every row of the kernel tables that this CPU can run, through the engine and its team of threads, and holds each
-// against its bound in the same run: one row of x against the machine's read bandwidth, many rows against the multiply-adds that the
-// level's instructions reach in registers alone.
+// Times every row of the kernel tables that this CPU can run, through the engine and its team of threads, and holds
+// each against its bound in the same run: one row of x against the machine's read bandwidth, many rows against the
+// multiply-adds that the level's instructions reach in registers alone.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,7 +111,8 @@ int64_t last_level_cache() {
 int64_t working_set() { return options.quick ? 1 << 20 : 8 * last_level_cache(); }
 
 struct Bytes {
-  explicit Bytes(int64_t n) : size(n), data(static_cast<uint8_t*>(aligned_alloc(4096, size_t(n + 4095) / 4096 * 4096))) {}
+  explicit Bytes(int64_t n)
+      : size(n), data(static_cast<uint8_t*>(aligned_alloc(4096, size_t(n + 4095) / 4096 * 4096))) {}
   ~Bytes() { free(data); }
   Bytes(Bytes&& other) : size(other.size), data(std::exchange(other.data, nullptr)) {}
   int64_t size;
@@ -174,15 +175,18 @@ double cycles_per_second;
 void print_bandwidth(const char* op, Isa isa, const std::string& shape, int threads, double seconds, int64_t bytes,
                      double bound) {
   const double rate = double(bytes) / seconds;
-  printf("%-14s %-8s %-42s %2d  %10.1f us  %7.2f GB/s   %5.1f %% of %.2f GB/s\n", op, isa_name(isa), shape.c_str(), threads,
-         seconds * 1e6, rate * 1e-9, 100 * rate / bound, bound * 1e-9);
+  printf("%-14s %-8s %-42s %2d  %10.1f us  %7.2f GB/s   %5.1f %% of %.2f GB/s\n", op, isa_name(isa), shape.c_str(),
+         threads, seconds * 1e6, rate * 1e-9, 100 * rate / bound, bound * 1e-9);
   fflush(stdout);
 }
 
-void print_macs(const char* op, Isa isa, const std::string& shape, int threads, double seconds, double macs, double peak) {
+void print_macs(const char* op, Isa isa, const std::string& shape, int threads, double seconds, double macs,
+                double peak) {
   const double per_cycle = macs / seconds / cycles_per_second;
-  printf("%-14s %-8s %-42s %2d  %10.1f us  %7.2f MAC/cycle", op, isa_name(isa), shape.c_str(), threads, seconds * 1e6, per_cycle);
-  if (peak > 0) printf("  %5.1f %% of %.1f", 100 * macs / seconds / (peak * threads), peak * threads / cycles_per_second);
+  printf("%-14s %-8s %-42s %2d  %10.1f us  %7.2f MAC/cycle", op, isa_name(isa), shape.c_str(), threads, seconds * 1e6,
+         per_cycle);
+  const double bound = peak * threads;
+  if (bound > 0) printf("  %5.1f %% of %.1f", 100 * macs / seconds / bound, bound / cycles_per_second);
   printf("\n");
   fflush(stdout);
 }
@@ -212,7 +216,8 @@ Bytes random_values(DType t, int64_t count) {
   return b;
 }
 
-// Weights side by side in one buffer that is as large as `total`, so that each call finds its weights in memory and not in a cache.
+// Weights side by side in one buffer that is as large as `total`, so that each call finds its weights in memory and not
+// in a cache.
 struct Weights {
   Weights(Bytes memory, std::vector<LinearWeight> views) : memory(std::move(memory)), views(std::move(views)) {}
   Bytes memory;
@@ -233,7 +238,8 @@ Weights packed_weights(const std::string& scheme, int64_t n, int64_t k, int64_t 
   std::vector<uint8_t> first(size_t(sizeof header + l.panel_stride));
   PackedHeader one = header;
   one.n = std::min<int64_t>(n, 16);
-  pack_panel(one, first.data(), 0, codes.data(), k, scales.data(), header.min_type == ScaleType::kNone ? nullptr : scales.data());
+  const float* mins = header.min_type == ScaleType::kNone ? nullptr : scales.data();
+  pack_panel(one, first.data(), 0, codes.data(), k, scales.data(), mins);
   std::vector<LinearWeight> views;
   for (int64_t i = 0; i < copies; ++i) {
     uint8_t* at = memory.data + i * l.total_bytes;
@@ -275,7 +281,8 @@ struct Rows {
     activation.rows = rows;
     activation.k = activation.stride = k;
     for (size_t i = 0; i < std::size(Activation::kGroups); ++i) {
-      const int64_t group = Activation::kGroups[i], groups = group ? (k + group - 1) / group : 1, stride = QuantizedRows::stride_for(k);
+      const int64_t group = Activation::kGroups[i], groups = group ? (k + group - 1) / group : 1;
+      const int64_t stride = QuantizedRows::stride_for(k);
       QuantizedRows& q = activation.quantized[i];
       q.codes = reinterpret_cast<int8_t*>(keep(rows * stride));
       q.code_stride = stride;
@@ -299,8 +306,8 @@ bool wanted(const std::string& shape) { return shape.find(options.shape) != std:
 // Where the weights of a case are.
 enum class From { kMemory, kCache };
 
-// Times run(), which reads `bytes` of `memory` at each call, in turns with the plain loop over as many bytes, from the opposite side of
-// the same buffer.
+// Times run(), which reads `bytes` of `memory` at each call, in turns with the plain loop over as many bytes, from the
+// opposite side of the same buffer.
 void bandwidth_case(const char* op, Isa isa, const std::string& shape, int threads, const Bytes& memory, int64_t bytes,
                     const std::function<void()>& run) {
   int64_t at = 0;
@@ -312,7 +319,8 @@ void bandwidth_case(const char* op, Isa isa, const std::string& shape, int threa
   print_bandwidth(op, isa, shape, threads, time.a, bytes, double(bytes) / time.b);
 }
 
-// One linear of `rows` rows in bf16 (or the dense weight's type), at every thread count. format: a scheme, or the type of a dense weight.
+// One linear of `rows` rows in bf16 (or the dense weight's type), at every thread count. format: a scheme, or the type
+// of a dense weight.
 void linear_case(const char* op, Isa isa, const std::string& format, int64_t rows, int64_t n, int64_t k, From from) {
   if (options.quick) n = std::min<int64_t>(n, 256);
   const std::string shape = shape_of(format + (from == From::kMemory ? " memory" : " cache"), rows, n, k);
@@ -420,7 +428,8 @@ void attention_cases(Isa isa) {
     if (!wanted(shape)) continue;
     const int64_t one = kv_heads * keys * d;  // elements of the keys, and of the values
     const int64_t copies = queries == 1 ? std::max<int64_t>(1, working_set() / (4 * one)) : 1;
-    const Bytes memory = random_values(DType::kBF16, 2 * one * copies), q = random_values(DType::kBF16, heads * queries * d);
+    const Bytes memory = random_values(DType::kBF16, 2 * one * copies);
+    const Bytes q = random_values(DType::kBF16, heads * queries * d);
     const Bytes out(2 * heads * queries * d);
     call.queries = queries;
     call.keys = keys;
@@ -441,12 +450,14 @@ void attention_cases(Isa isa) {
       if (queries == 1)
         bandwidth_case("attention", isa, shape, threads, memory, 4 * one, run);
       else
-        print_macs("attention", isa, shape, threads, time_of(run), double(heads * queries * keys * d), peak_of(isa, false));
+        print_macs("attention", isa, shape, threads, time_of(run), double(heads * queries * keys * d),
+                   peak_of(isa, false));
     }
   }
 }
 
-// Operators on rows: one thread, everything in the cache, against the plain loop over the bytes that they read and write.
+// Operators on rows: one thread, everything in the cache, against the plain loop over the bytes that they read and
+// write.
 void row_case(const char* op, Isa isa, const std::string& shape, int64_t bytes, const std::function<void()>& run) {
   if (!wanted(shape)) return;
   const Bytes memory = random_bytes(bytes);
@@ -457,7 +468,8 @@ void row_case(const char* op, Isa isa, const std::string& shape, int64_t bytes, 
 
 void quantize_rows_cases(Isa isa) {
   const int64_t rows = 16, k = 2048;
-  const Bytes x = random_values(DType::kBF16, rows * k), codes(rows * k), scales(4 * rows * k / 32), sums(4 * rows * k / 32);
+  const Bytes x = random_values(DType::kBF16, rows * k), codes(rows * k);
+  const Bytes scales(4 * rows * k / 32), sums(4 * rows * k / 32);
   for (int64_t group : {0, 32})
     row_case("quantize_rows", isa, "bf16 16 x 2048, groups of " + std::to_string(group), rows * k * 3, [&] {
       quantize_rows_table.get()({x.data, reinterpret_cast<int8_t*>(codes.data), reinterpret_cast<float*>(scales.data),
@@ -482,15 +494,16 @@ void rms_norm_cases(Isa isa) {
 
 void swiglu_cases(Isa isa) {
   const int64_t rows = 16, n = 2048;
-  const Bytes gate = random_values(DType::kBF16, rows * n), up = random_values(DType::kBF16, rows * n), out(2 * rows * n);
+  const Bytes gate = random_values(DType::kBF16, rows * n), up = random_values(DType::kBF16, rows * n);
+  const Bytes out(2 * rows * n);
   row_case("swiglu", isa, "bf16 16 x 2048", 6 * rows * n,
            [&] { swiglu_table.get()({gate.data, up.data, out.data, rows, n, n, n, n, DType::kBF16}); });
 }
 
 void rotary_cases(Isa isa) {
   const int64_t heads = 16, d = 128;
-  const Bytes x = random_values(DType::kBF16, heads * d), cos = random_values(DType::kBF16, d), sin = random_values(DType::kBF16, d);
-  const Bytes out(2 * heads * d);
+  const Bytes x = random_values(DType::kBF16, heads * d), out(2 * heads * d);
+  const Bytes cos = random_values(DType::kBF16, d), sin = random_values(DType::kBF16, d);
   row_case("rotary", isa, "bf16 16 heads of 128", 4 * heads * d,
            [&] { rotary_table.get()({x.data, cos.data, sin.data, out.data, heads, d, d, d, d, DType::kBF16}); });
 }
@@ -518,14 +531,15 @@ void run_table(KernelTableBase& table) {
     }
     return;
   }
-  printf("%-14s not measured%s\n", table.op(), strcmp(table.op(), "attention_merge") == 0 ? " by itself: a part of attention" : "");
+  const bool is_part = strcmp(table.op(), "attention_merge") == 0;
+  printf("%-14s not measured%s\n", table.op(), is_part ? " by itself: a part of attention" : "");
 }
 
 [[noreturn]] void usage(int status) {
   fprintf(status ? stderr : stdout,
           "tle_kernel_bench [--op NAME] [--isa LEVEL] [--shape TEXT] [--threads 1,2] [--seconds S] [--best] [--quick]\n"
-          "Without options: every operator and level of this CPU with 1 and 2 threads. TEXT: a part of the shape as it is\n"
-          "printed. S: seconds for each figure.\n"
+          "Without options: every operator and level of this CPU with 1 and 2 threads.\n"
+          "TEXT: a part of the shape as it is printed. S: seconds for each figure.\n"
           "--best: the fastest call instead of the median, for a machine that others use too.\n"
           "--quick: small buffers, to see that everything runs; its figures mean nothing.\n");
   exit(status);

@@ -1,5 +1,5 @@
-// A call's work as a list of stages (runtime/threads.h) with their contexts. Everything lives in the call's scratch: building a
-// program allocates nothing once the scratch has grown.
+// A call's work as a list of stages (runtime/threads.h) with their contexts. Everything lives in the call's scratch:
+// building a program allocates nothing once the scratch has grown.
 #pragma once
 
 #include <stdint.h>
@@ -22,7 +22,8 @@ class Program {
   T* scratch(int64_t count) {
     const int64_t bytes = count * int64_t(sizeof(T));
     if (!recording_) return scratch_.get<T>(count);
-    if (next_block_ < blocks_ && block_[next_block_].bytes >= bytes) return static_cast<T*>(block_[next_block_++].memory);
+    if (next_block_ < blocks_ && block_[next_block_].bytes >= bytes)
+      return static_cast<T*>(block_[next_block_++].memory);
     T* memory = scratch_.get<T>(count);
     if (next_block_ < kMaxBlocks) {
       block_[next_block_++] = {memory, bytes};
@@ -31,8 +32,9 @@ class Program {
     return memory;
   }
 
-  // A model's layers do the same one after another and can share their working memory: what scratch() gives after record() is
-  // given again, in the same order, after each rewind(). Nothing in it may be needed by a stage of a later layer.
+  // A model's layers do the same one after another and can share their working memory: what scratch() gives after
+  // record() is given again, in the same order, after each rewind(). Nothing in it may be needed by a stage of a later
+  // layer.
   void record() { recording_ = true; }
   void rewind() { next_block_ = 0; }
 
@@ -41,7 +43,8 @@ class Program {
 
   // Appends a stage of `units` calls run(context, unit, member). bytes: what the stage reads and writes, roughly.
   template <class Context>
-  void add(const Context& context, int64_t units, int64_t bytes, void (*run)(const Context&, int64_t unit, int member)) {
+  void add(const Context& context, int64_t units, int64_t bytes,
+           void (*run)(const Context&, int64_t unit, int member)) {
     static_assert(std::is_trivially_copyable_v<Context> && std::is_trivially_destructible_v<Context>);
     if (units == 0) return;
     if (count_ == capacity_) throw std::logic_error("a program has more stages than it asked for");

@@ -34,7 +34,8 @@ void add_sdot_gemv(Program& program, const SdotGemvArgs& args) {
   stage.channels = std::min(kMostChannels, ceil_div(args.n, 4 * 16 * program.members()) * 16);
   stage.channel_blocks = ceil_div(args.n, std::max<int64_t>(1, stage.channels));
   const int64_t bytes = args.n * 4 * args.blocks * std::max<int64_t>(1, args.rows / 8);
-  program.add(stage, stage.channel_blocks * ceil_div(args.rows, kMostRows), bytes, +[](const SdotStage& s, int64_t unit, int) {
+  const int64_t units = stage.channel_blocks * ceil_div(args.rows, kMostRows);
+  program.add(stage, units, bytes, +[](const SdotStage& s, int64_t unit, int) {
     SdotGemvArgs a = s.args;
     const int64_t channel = unit % s.channel_blocks * s.channels, row = unit / s.channel_blocks * kMostRows;
     a.n = std::min(s.channels, a.n - channel);

@@ -11,9 +11,9 @@
 //   IQ4_XS w = (d (s - 32)) t[q]    256 k: fp16 d, 2 bytes with the high two and 4 with the low four bits of 8 s, 128
 //                              bytes of codes -> w8a8-g32 with fp32 scales, which are exact too
 //
-// Quantised again to w8a8-g32 with fp32 scales, because no scheme holds them: 8-bit codes have no minimum, and one scale
-// per 32 k. A value moves by at most half a step of 1/127 of its group's largest weight; Q6_K's own steps are 1/32 of
-// that or, where its two scales differ, less:
+// Quantised again to w8a8-g32 with fp32 scales, because no scheme holds them: 8-bit codes have no minimum, and one
+// scale per 32 k. A value moves by at most half a step of 1/127 of its group's largest weight; Q6_K's own steps are
+// 1/32 of that or, where its two scales differ, less:
 //
 //   Q5_1   w = d q + m         32 k: fp16 d, fp16 m, 4 bytes of fifth bits, 16 bytes of codes
 //   Q5_K   w = (d s) q - (dmin m)   256 k: as Q4_K, with 32 bytes of fifth bits before the codes

@@ -25,7 +25,8 @@ namespace tle {
 
 namespace {
 
-// A member that has nothing to do spins this long for the next call (a token's ops follow each other within it), then sleeps.
+// A member that has nothing to do spins this long for the next call (a token's ops follow each other within it), then
+// sleeps.
 constexpr auto kIdleSpin = std::chrono::microseconds(200);
 // Somebody who waits for units in other hands spins this long: their owner is running and nearly done, or was preempted
 // and needs a core more than the waiter does.
@@ -77,14 +78,15 @@ struct Claims {
   alignas(64) std::atomic<int64_t> count{0};
 };
 
-// What the next stage will read first: its context was written when the call began, and weights have passed through the caches since.
+// What the next stage will read first: its context was written when the call began, and weights have passed through the
+// caches since.
 void prefetch_context(const Stage& stage) {
   const char* p = static_cast<const char*>(stage.context);
   for (int64_t i = 0; i < stage.context_bytes; i += 64) __builtin_prefetch(p + i);
 }
 
-// A call's work, kept by the team and not by the caller, because a member that was preempted may look at it after the call
-// has returned (and find nothing left).
+// A call's work, kept by the team and not by the caller, because a member that was preempted may look at it after the
+// call has returned (and find nothing left).
 struct Slot {
   std::vector<Stage> stages;
   std::unique_ptr<Progress[]> progress;  // [stages]
@@ -112,8 +114,8 @@ struct Slot {
     for (int64_t i = 0; i < count * ranges; ++i) claims[size_t(i)].count.store(0, std::memory_order_relaxed);
   }
 
-  // Each member begins with a range of its own, which lies in one piece, so that it reads memory in long streams, and goes on
-  // where others have not finished theirs. Returns how many units it ran.
+  // Each member begins with a range of its own, which lies in one piece, so that it reads memory in long streams, and
+  // goes on where others have not finished theirs. Returns how many units it ran.
   int64_t run_units(size_t i, int member) {
     const Stage& stage = stages[i];
     int64_t ran = 0;
@@ -186,11 +188,13 @@ class Team {
 
  private:
   // Makes the work visible to the members. The slot is one that nobody looks at and not the current one, so that a
-  // member that still holds the old value of current_ can tell that it came too late (see serve). The first such: it is in the caches.
+  // member that still holds the old value of current_ can tell that it came too late (see serve). The first such: it is
+  // in the caches.
   Slot& publish(const Stage* stages, int64_t count, int members) {
     const uint32_t now = current_.load(std::memory_order_relaxed);
     uint32_t index = 0;
-    while (index == now % kSlots || slots_[index].inside.load(std::memory_order_seq_cst) != 0) index = (index + 1) % kSlots;
+    while (index == now % kSlots || slots_[index].inside.load(std::memory_order_seq_cst) != 0)
+      index = (index + 1) % kSlots;
     slots_[index].fill(stages, count, members);
     current_.store((now / kSlots + 1) * kSlots + index, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(current_);

@@ -1,14 +1,14 @@
 // One team of threads for the whole process.
 //
-// Work is a list of stages. A stage is a number of equal, independent units, divided into one range per member. A member claims units of its
-// own range first, then of the others': a slow core does not hold up the rest, and since a unit's result does not depend on who
-// computes it, neither do the bits.
-// The next stage starts when every unit of the one before is finished. Nobody waits for a member as such: one that
-// sleeps or is preempted without a unit in its hands holds up nothing.
+// Work is a list of stages. A stage is a number of equal, independent units, divided into one range per member. A
+// member claims units of its own range first, then of the others': a slow core does not hold up the rest, and since a
+// unit's result does not depend on who computes it, neither do the bits. The next stage starts when every unit of the
+// one before is finished. Nobody waits for a member as such: one that sleeps or is preempted without a unit in its
+// hands holds up nothing.
 //
-// The members run inside one persistent OpenMP region (on the libgomp that torch loads) that a leader thread of our own opened once.
-// So calls from many Python threads share the one team (a second caller at the same time computes alone instead of
-// waiting), the number of threads stays what was asked for, and a forked child starts a team of its own.
+// The members run inside one persistent OpenMP region (on the libgomp that torch loads) that a leader thread of our own
+// opened once. So calls from many Python threads share the one team (a second caller at the same time computes alone
+// instead of waiting), the number of threads stays what was asked for, and a forked child starts a team of its own.
 #pragma once
 
 #include <stdint.h>
@@ -16,7 +16,8 @@
 namespace tle {
 
 struct Stage {
-  // Computes unit number `unit`. member: 0 <= member < team_size() of this call, for scratch that is private to a thread.
+  // Computes unit number `unit`. member: 0 <= member < team_size() of this call, for scratch that is private to a
+  // thread.
   void (*run)(const void* context, int64_t unit, int member);
   const void* context;
   int64_t units;
@@ -29,8 +30,8 @@ inline constexpr int kMaxThreads = 512;
 int num_threads();
 void set_num_threads(int n);
 
-// Runs the stages in order and returns when all are done. bytes: roughly what the whole work reads and writes; work that
-// is too small to be worth handing out runs on the caller alone. At most `members` threads take part.
+// Runs the stages in order and returns when all are done. bytes: roughly what the whole work reads and writes; work
+// that is too small to be worth handing out runs on the caller alone. At most `members` threads take part.
 void run_stages(const Stage* stages, int64_t count, int64_t bytes, int members);
 
 // Times run_stages handed work to the team so far.

@@ -16,8 +16,8 @@ namespace {
 template <class Int>
 using Lanes [[gnu::vector_size(16)]] = Int;
 
-// Floats' bits as integers of the same order: both zeros are 0, every NaN is the largest, as torch.argmax has it. Whole registers, or
-// one element.
+// Floats' bits as integers of the same order: both zeros are 0, every NaN is the largest, as torch.argmax has it. Whole
+// registers, or one element.
 template <class Int, Int kInfinity, class T>
 T ordered(T bits) {
   constexpr Int kMax = std::numeric_limits<Int>::max();
@@ -26,8 +26,8 @@ T ordered(T bits) {
   return magnitude > kInfinity ? T{} + kMax : key;
 }
 
-// Two passes: the maximum, then where it is first. 50,000 bf16 logits take some microseconds, in which ATen's argmax is still
-// converting them.
+// Two passes: the maximum, then where it is first. 50,000 bf16 logits take some microseconds, in which ATen's argmax is
+// still converting them.
 template <class Int, Int kInfinity>
 int64_t first_largest(const Int* x, int64_t n) {
   constexpr int64_t kWidth = 16 / sizeof(Int), kBlock = 4 * kWidth;
@@ -66,7 +66,8 @@ int64_t first_largest(const Int* x, int64_t n) {
 at::Tensor argmax(const at::Tensor& x) {
   const char* op = "argmax";
   const DType dtype = float_dtype(op, "x", x);
-  TORCH_CHECK_VALUE(x.dim() >= 1 && x.size(-1) > 0, op, ": x must have a last dimension with elements, got ", x.sizes());
+  TORCH_CHECK_VALUE(x.dim() >= 1 && x.size(-1) > 0, op, ": x must have a last dimension with elements, got ",
+                    x.sizes());
   const Rows rows = rows_of(x);
   at::Tensor out = at::empty(x.sizes().slice(0, size_t(x.dim() - 1)), x.options().dtype(at::kLong));
   int64_t* to = out.mutable_data_ptr<int64_t>();

@@ -11,13 +11,14 @@ namespace tle {
 
 namespace {
 
-// A few thousand pointers of Python objects, compared before every token. The objects are all over the heap and the weights of the
-// last token went through the caches since, so each comparison would wait for memory: as a Python loop they cost a small model half a
-// millisecond a token. Here everything is asked for first and then compared.
+// A few thousand pointers of Python objects, compared before every token. The objects are all over the heap and the
+// weights of the last token went through the caches since, so each comparison would wait for memory: as a Python loop
+// they cost a small model half a millisecond a token. Here everything is asked for first and then compared.
 class Watch {
  public:
-  // dicts: their values must stay the same objects, none added or removed. typed: objects whose class must stay. without_forward:
-  // dicts that must not get a key "forward". empty: dicts that must stay empty. settings: (dict, key) whose value must stay.
+  // dicts: their values must stay the same objects, none added or removed. typed: objects whose class must stay.
+  // without_forward: dicts that must not get a key "forward". empty: dicts that must stay empty. settings: (dict, key)
+  // whose value must stay.
   Watch(const std::vector<py::dict>& dicts, const std::vector<py::object>& typed, std::vector<py::dict> without_forward,
         std::vector<py::dict> empty, const std::vector<std::pair<py::dict, py::str>>& settings)
       : without_forward_(std::move(without_forward)), empty_(std::move(empty)), forward_("forward") {
@@ -99,8 +100,8 @@ class Watch {
 
 void bind_watch(py::module_& m) {
   py::class_<Watch>(m, "Watch")
-      .def(py::init<const std::vector<py::dict>&, const std::vector<py::object>&, std::vector<py::dict>, std::vector<py::dict>,
-                    const std::vector<std::pair<py::dict, py::str>>&>(),
+      .def(py::init<const std::vector<py::dict>&, const std::vector<py::object>&, std::vector<py::dict>,
+                    std::vector<py::dict>, const std::vector<std::pair<py::dict, py::str>>&>(),
            py::arg("dicts"), py::arg("typed"), py::arg("without_forward"), py::arg("empty"), py::arg("settings"))
       .def("unchanged", &Watch::unchanged);
 }

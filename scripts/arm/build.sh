@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # build.sh   cross-compiles the extension for aarch64. Lays the environment first when it is missing; quick when nothing
-# changed. The guest's tle_torch lies in $TLE_ARM_CACHE/package: links to the clone's Python files, so that an edit needs no
-# build, beside the module and the record of what it was built for, which differ from the host's.
+# changed. The guest's tle_torch lies in $TLE_ARM_CACHE/package: links to the clone's Python files, so that an edit
+# needs no build, beside the module and the record of what it was built for, which differ from the host's.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 

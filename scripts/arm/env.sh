@@ -15,4 +15,5 @@ export TLE_QEMU=${TLE_QEMU:-qemu-aarch64}
 ARM_ROOT=$TLE_ARM_CACHE/root
 ARM_SITE=$TLE_ARM_CACHE/site
 ARM_BUILD=$TLE_ARM_CACHE/build
-ARM_PACKAGE=${TLE_ARM_PACKAGE:-$TLE_ARM_CACHE/package} # tle_torch as the guest imports it: the clone's Python files, its own module
+# tle_torch as the guest imports it: the clone's Python files, its own module.
+ARM_PACKAGE=${TLE_ARM_PACKAGE:-$TLE_ARM_CACHE/package}

@@ -28,9 +28,10 @@ void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t, void (*)(qemu_plugi
 void qemu_plugin_register_vcpu_tb_exec_cb(struct qemu_plugin_tb *, void (*)(unsigned int, void *),
                                           enum qemu_plugin_cb_flags, void *);
 void qemu_plugin_register_vcpu_syscall_cb(qemu_plugin_id_t,
-                                          void (*)(qemu_plugin_id_t, unsigned int, int64_t, uint64_t, uint64_t, uint64_t,
-                                                   uint64_t, uint64_t, uint64_t, uint64_t, uint64_t));
-void qemu_plugin_register_vcpu_syscall_ret_cb(qemu_plugin_id_t, void (*)(qemu_plugin_id_t, unsigned int, int64_t, int64_t));
+                                          void (*)(qemu_plugin_id_t, unsigned int, int64_t, uint64_t, uint64_t,
+                                                   uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t));
+void qemu_plugin_register_vcpu_syscall_ret_cb(qemu_plugin_id_t,
+                                              void (*)(qemu_plugin_id_t, unsigned int, int64_t, int64_t));
 void qemu_plugin_register_atexit_cb(qemu_plugin_id_t, void (*)(qemu_plugin_id_t, void *), void *);
 size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *);
 struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *, size_t);

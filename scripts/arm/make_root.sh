@@ -73,7 +73,8 @@ pip_arm() {
 make_site() {
   local wanted constraints=$TLE_ARM_CACHE/constraints.txt
   rm -rf "$ARM_SITE" "$ARM_SITE.part"
-  wanted=$(sed -n 's/^\(torch==[^;]*\); *platform_machine == "aarch64".*/\1/p' "$TLE_ROOT/scripts/requirements/constraints.txt")
+  local pins=$TLE_ROOT/scripts/requirements/constraints.txt
+  wanted=$(sed -n 's/^\(torch==[^;]*\); *platform_machine == "aarch64".*/\1/p' "$pins")
   [ -n "$wanted" ] || die "scripts/requirements/constraints.txt names no torch for aarch64"
   quietly "$TLE_CACHE/logs/arm-pip-torch.log" pip_arm --no-deps "$wanted"
   quietly "$TLE_CACHE/logs/arm-pip-needs.log" pip_arm "${TORCH_NEEDS[@]}"

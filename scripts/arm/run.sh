@@ -13,7 +13,8 @@ if [ "${1:-}" = --cpu ]; then
   TLE_ARM_CPU=${2:?--cpu wants a model}
   shift 2
 fi
-[ -e "$ARM_ROOT/usr/bin/python3.11" ] || die "no arm64 environment in $TLE_ARM_CACHE: run scripts/arm/make_root.sh first"
+[ -e "$ARM_ROOT/usr/bin/python3.11" ] ||
+  die "no arm64 environment in $TLE_ARM_CACHE: run scripts/arm/make_root.sh first"
 
 ulimit -c 0 # a guest's crash would leave a core file of qemu's own
 unset LD_PRELOAD LD_LIBRARY_PATH

@@ -1,8 +1,8 @@
 """What the golden digests are digests of: every operator over a sweep of shapes, and SmolLM2 answering.
 
-A digest is the SHA-256 of a result's dtype, shape and bytes. The committed ones (golden/*.json) are what every CPU has to
-give, at every level; scripts/update_golden.py writes them. Nothing here may depend on the machine: inputs come out of an
-integer hash, and what is done with them outside the operators (integer arithmetic, casts, copies) is exact.
+A digest is the SHA-256 of a result's dtype, shape and bytes. The committed ones (golden/*.json) are what every CPU has
+to give, at every level; scripts/update_golden.py writes them. Nothing here may depend on the machine: inputs come out
+of an integer hash, and what is done with them outside the operators (integer arithmetic, casts, copies) is exact.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def hashed(count: int, seed: int) -> np.ndarray:
     return ((z ^ (z >> np.uint64(31))) >> np.uint64(32)).astype(np.uint32)
 
 
-def values(*shape: int, seed: int, dtype: torch.dtype = torch.float32, exponent: int = 0, shift: float = 0.0) -> torch.Tensor:
+def values(*shape: int, seed: int, dtype: torch.dtype = torch.float32, exponent: int = 0,
+           shift: float = 0.0) -> torch.Tensor:
     """Bell-shaped values of standard deviation 1.15 * 2^exponent around `shift`.
 
     The sum of four 16-bit numbers is an integer of 18 bits: exact in fp32, and the rounding to `dtype` is IEEE's.
@@ -88,7 +89,8 @@ def rows_cases() -> Iterator[Case]:
             weight = values(shape[-1], seed=3, dtype=dtype, exponent=-2, shift=1.0)
             for kind in ("fp32", "llama", "gemma"):
                 yield f"rms_norm/{kind}/{name} {size}", functools.partial(tle.rms_norm, x, weight, 1e-6, kind)
-                yield f"add_rms_norm/{kind}/{name} {size}", functools.partial(tle.add_rms_norm, x, y, weight, 1e-5, kind)
+                yield (f"add_rms_norm/{kind}/{name} {size}",
+                       functools.partial(tle.add_rms_norm, x, y, weight, 1e-5, kind))
             yield f"swiglu/{name} {size}", functools.partial(tle.swiglu, y, x)
             for group in (0, 32, 64, 128):
                 yield f"quantize_rows/{group}/{name} {size}", functools.partial(tle.quantize_rows, x, group)
@@ -98,7 +100,8 @@ def rows_cases() -> Iterator[Case]:
         yield f"swiglu/{name} strided", functools.partial(tle.swiglu, strided(x), x)
         yield f"quantize_rows/0/{name} strided", functools.partial(tle.quantize_rows, strided(x))
         special = values(8, 130, seed=6, dtype=dtype)
-        for row, value in enumerate((0.0, -0.0, torch.inf, -torch.inf, torch.nan, torch.finfo(dtype).tiny / 4, torch.finfo(dtype).max)):
+        limits = torch.finfo(dtype)
+        for row, value in enumerate((0.0, -0.0, torch.inf, -torch.inf, torch.nan, limits.tiny / 4, limits.max)):
             special[row, 7 * row :: 11] = value
         yield f"rms_norm/llama/{name} special", functools.partial(tle.rms_norm, special, weight, 1e-6, "llama")
         yield f"swiglu/{name} special", functools.partial(tle.swiglu, special, x[:1].expand(8, 130))
@@ -109,7 +112,8 @@ def rows_cases() -> Iterator[Case]:
 
 def rotary_cases() -> Iterator[Case]:
     """rotary_tables, rotary_embedding."""
-    positions = torch.cat([torch.arange(9), torch.arange(4090, 4100), integers(9, seed=10, low=0, high=131071)]).view(2, 14)
+    far = integers(9, seed=10, low=0, high=131071)
+    positions = torch.cat([torch.arange(9), torch.arange(4090, 4100), far]).view(2, 14)
     for name, dtype in DTYPES.items():
         for half in (1, 19, 32, 64):
             tables = functools.partial(tle.rotary_tables, positions, frequencies(half), 1.25, dtype)
@@ -120,7 +124,8 @@ def rotary_cases() -> Iterator[Case]:
                 # Any cos and sin do; these are no operator's result.
                 cos, sin = values(2, 14, 2 * half, seed=13, dtype=dtype), values(1, 14, 2 * half, seed=14, dtype=dtype)
                 sin = sin.expand_as(cos)
-                yield f"rotary_embedding/{name} {2 * half} of {head_dim}", functools.partial(tle.rotary_embedding, q, k, cos, sin)
+                yield (f"rotary_embedding/{name} {2 * half} of {head_dim}",
+                       functools.partial(tle.rotary_embedding, q, k, cos, sin))
 
 
 def sdot_cases() -> Iterator[Case]:
@@ -128,7 +133,8 @@ def sdot_cases() -> Iterator[Case]:
     for k, n in ((4, 4), (16, 28), (100, 96), (1040, 64)):
         weight = integers(k, n, seed=20, low=-128, high=127, dtype=torch.int8)
         yield f"sdot_pack_weights {k}x{n}", functools.partial(tle.sdot_pack_weights, weight)
-        yield f"sdot_pack_weights strided {k}x{n}", functools.partial(tle.sdot_pack_weights, weight.t().contiguous().t())
+        yield (f"sdot_pack_weights strided {k}x{n}",
+               functools.partial(tle.sdot_pack_weights, weight.t().contiguous().t()))
         packed = weight.view(k // 4, 4, n // 4, 4).permute(0, 2, 3, 1).contiguous()
         a = integers(k, seed=21, low=-128, high=127, dtype=torch.int8)
         yield f"sdot_gemv {k}x{n}", functools.partial(tle.sdot_gemv, a, packed)
@@ -147,8 +153,8 @@ def group_size(scheme: str) -> int:
 
 
 def coded_weight(n: int, k: int, scheme: str, seed: int) -> tuple[torch.Tensor, torch.Tensor, str, torch.Tensor | None]:
-    """Arguments of pack_linear_weight: codes, scales and minima that no quantiser made, so that a product is pinned by itself.
-    Scales and minima are bf16 numbers, which every scheme stores exactly."""
+    """Arguments of pack_linear_weight: codes, scales and minima that no quantiser made, so that a product is pinned by
+    itself. Scales and minima are bf16 numbers, which every scheme stores exactly."""
     low, high = (0, 15) if scheme.startswith("w4") else (-127, 127)
     groups = -(-k // group_size(scheme)) if group_size(scheme) else None
     shape = (n,) if groups is None else (n, groups)
@@ -162,12 +168,13 @@ SIZES = ((1, 1), (3, 4), (17, 33), (70, 1040), (5, 576))
 
 
 def linear_cases() -> Iterator[Case]:
-    """quantize_linear_weight, pack_linear_weight, dequantize_linear_weight, packed_embedding, linear, of every scheme."""
+    """quantize_, pack_ and dequantize_linear_weight, packed_embedding, linear, of every scheme."""
     for scheme in SCHEMES:
         for n, k in SIZES:
             for name, dtype in DTYPES.items():
                 weight = values(n, k, seed=30, dtype=dtype, exponent=-4)
-                yield f"quantize_linear_weight/{scheme}/{name} {n}x{k}", functools.partial(tle.quantize_linear_weight, weight, scheme)
+                yield (f"quantize_linear_weight/{scheme}/{name} {n}x{k}",
+                       functools.partial(tle.quantize_linear_weight, weight, scheme))
             arguments = coded_weight(n, k, scheme, seed=31)
             yield f"pack_linear_weight/{scheme} {n}x{k}", functools.partial(tle.pack_linear_weight, *arguments)
             packed = tle.pack_linear_weight(*arguments)
@@ -175,11 +182,13 @@ def linear_cases() -> Iterator[Case]:
                 yield (f"dequantize_linear_weight/{scheme}/{name} {n}x{k}",
                        functools.partial(tle.dequantize_linear_weight, packed, n, k, dtype))
                 ids = integers(2, 3, seed=34, low=0, high=n - 1)
-                yield f"packed_embedding/{scheme}/{name} {n}x{k}", functools.partial(tle.packed_embedding, ids, packed, n, k, dtype)
+                yield (f"packed_embedding/{scheme}/{name} {n}x{k}",
+                       functools.partial(tle.packed_embedding, ids, packed, n, k, dtype))
                 yield from linear_rows(f"{scheme}/{name} {n}x{k}", packed, n, k, dtype)
     for name, dtype in DTYPES.items():
         for n, k in SIZES:
-            yield from linear_rows(f"dense/{name} {n}x{k}", values(n, k, seed=35, dtype=dtype, exponent=-4), n, k, dtype)
+            weight = values(n, k, seed=35, dtype=dtype, exponent=-4)
+            yield from linear_rows(f"dense/{name} {n}x{k}", weight, n, k, dtype)
 
 
 def linear_rows(name: str, weight: torch.Tensor, n: int, k: int, dtype: torch.dtype) -> Iterator[Case]:
@@ -188,7 +197,8 @@ def linear_rows(name: str, weight: torch.Tensor, n: int, k: int, dtype: torch.dt
         x = values(rows, k, seed=37, dtype=dtype)
         x[rows // 2, k // 2 :] *= 16  # powers of two: exact
         yield f"linear/{name} {rows}", functools.partial(tle.linear, x, weight, n, bias if rows % 2 else None)
-    yield f"linear/{name} strided", functools.partial(tle.linear, strided(values(3, k, seed=38, dtype=dtype)), weight, n)
+    yield (f"linear/{name} strided",
+           functools.partial(tle.linear, strided(values(3, k, seed=38, dtype=dtype)), weight, n))
 
 
 # GGUF type -> weights and bytes of a block, its fp16 numbers and the byte where they begin.
@@ -216,7 +226,8 @@ def gguf_cases() -> Iterator[Case]:
             blocks = blocks.view(n, -1)
             yield f"pack_gguf_weight/{kind} {n}x{k}", functools.partial(tle.pack_gguf_weight, blocks, kind, k)
             reverse = torch.arange(n - 1, -1, -1)
-            yield f"pack_gguf_weight/{kind} {n}x{k} rows", functools.partial(tle.pack_gguf_weight, blocks, kind, k, reverse)
+            yield (f"pack_gguf_weight/{kind} {n}x{k} rows",
+                   functools.partial(tle.pack_gguf_weight, blocks, kind, k, reverse))
             packed = tle.pack_gguf_weight(blocks, kind, k)
             for rows in (1, 9):
                 x = values(rows, k, seed=42, dtype=torch.bfloat16)
@@ -232,8 +243,10 @@ def attention_cases() -> Iterator[Case]:
                 yield (f"attention/{name} {d} {queries} of {keys}",
                        functools.partial(tle.attention, q, k, v, d**-0.5, causal=queries > 1))
             q, k, v = operands(1, 6, 3, 1, 130, d, dtype)
-            yield f"flash_attn_decode/{name} {d}", functools.partial(tle.flash_attn_decode, q[0, :, 0], k[0], v[0], 0.125)
-            yield f"flash_attn_decode/{name} {d} seq_len", functools.partial(tle.flash_attn_decode, q[0, :, 0], k[0], v[0], 0.125, 99)
+            yield (f"flash_attn_decode/{name} {d}",
+                   functools.partial(tle.flash_attn_decode, q[0, :, 0], k[0], v[0], 0.125))
+            yield (f"flash_attn_decode/{name} {d} seq_len",
+                   functools.partial(tle.flash_attn_decode, q[0, :, 0], k[0], v[0], 0.125, 99))
         q, k, v = operands(2, 6, 2, 33, 300, 32, dtype)
         sees = integers(2, 1, 33, 300, seed=53, low=0, high=2).bool()
         added = values(1, 6, 33, 300, seed=54, dtype=dtype).masked_fill(~sees[:1], -torch.inf)
@@ -255,7 +268,8 @@ def attention_cases() -> Iterator[Case]:
         projected = values(2, 300, 2, 32, seed=57, dtype=dtype).transpose(1, 2)
         yield f"attention/{name} projected", functools.partial(tle.attention, q, projected, projected, 0.2, causal=True)
         q, k, v = operands(1, 4, 2, 3, 65, 192, dtype)
-        yield f"attention/{name} values of another size", functools.partial(tle.attention, q, k, v[..., :128], 0.1, causal=True)
+        yield (f"attention/{name} values of another size",
+               functools.partial(tle.attention, q, k, v[..., :128], 0.1, causal=True))
 
     for name, dtype in DTYPES.items():
         for d, keys, queries in ((1, 65, 1), (46, 600, 1), (64, 300, 33), (128, 70, 12), (256, 70, 1)):
@@ -273,7 +287,8 @@ def int8_slots(x: torch.Tensor) -> torch.Tensor:
 
 def operands(batch: int, heads: int, kv_heads: int, queries: int, keys: int, d: int, dtype: torch.dtype):
     """q, k, v of an attention."""
-    return (values(batch, heads, queries, d, seed=50, dtype=dtype), values(batch, kv_heads, keys, d, seed=51, dtype=dtype),
+    return (values(batch, heads, queries, d, seed=50, dtype=dtype),
+            values(batch, kv_heads, keys, d, seed=51, dtype=dtype),
             values(batch, kv_heads, keys, d, seed=52, dtype=dtype))
 
 
@@ -296,7 +311,8 @@ def layer_weights(scheme: str, dtype: torch.dtype, biases: bool, seed: int) -> l
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     weights = [norm(HIDDEN), *linear(q, HIDDEN), *linear(kv, HIDDEN), *linear(kv, HIDDEN)]
     weights += [norm(HEAD_DIM), norm(HEAD_DIM)] if biases else [None, None]
-    return weights + [*linear(HIDDEN, q), norm(HIDDEN), *linear(INNER, HIDDEN), *linear(INNER, HIDDEN), *linear(HIDDEN, INNER)]
+    weights += [*linear(HIDDEN, q), norm(HIDDEN)]
+    return weights + [*linear(INNER, HIDDEN), *linear(INNER, HIDDEN), *linear(HIDDEN, INNER)]
 
 
 def decoder_cases() -> Iterator[Case]:
@@ -313,7 +329,8 @@ def decoder_cases() -> Iterator[Case]:
             for used, tokens in ((0, 7), (7, 1)):
                 yield f"fused_transformer_layer/{scheme}/{name} {tokens}", layer_case(layer, dtype, used, tokens)
                 if scheme == "dense":
-                    yield f"fused_transformer_layer/int8-cache/{name} {tokens}", layer_case(layer, dtype, used, tokens, int8=True)
+                    yield (f"fused_transformer_layer/int8-cache/{name} {tokens}",
+                           layer_case(layer, dtype, used, tokens, int8=True))
         layers = [layer_weights(scheme, torch.bfloat16, biases, seed=100 + 20 * biases) for biases in (False, True)]
         for used, tokens in ((0, 7), (7, 1)):
             yield f"fused_decode_step/{scheme} {tokens}", step_case(layers, used, tokens, planned=False)
@@ -346,7 +363,8 @@ def step_case(layers: list[list[torch.Tensor | None]], used: int, tokens: int, p
         weights = [*layers[0], *layers[1], values(HIDDEN, seed=79, dtype=torch.bfloat16)]
         settings = (*LAYER, "llama", [1, 0], [0, 4])
         if planned:
-            out = tle.planned_decode_step(hidden, torch.classes.tle.DecodePlan(weights, *settings), k, v, used, cos, sin)
+            plan = torch.classes.tle.DecodePlan(weights, *settings)
+            out = tle.planned_decode_step(hidden, plan, k, v, used, cos, sin)
         else:
             out = tle.fused_decode_step(hidden, weights, k, v, used, cos, sin, *settings)
         return out, *k, *v
@@ -358,8 +376,8 @@ CASES = (rows_cases, rotary_cases, sdot_cases, linear_cases, gguf_cases, attenti
 
 
 def operator_digests(cases: Callable[[], Iterator[Case]]) -> dict[str, str]:
-    """The digests of one of CASES at the level in force. Cases whose names agree up to the first space (operator, scheme,
-    dtype) share one: that of their names and digests, in order."""
+    """The digests of one of CASES at the level in force. Cases whose names agree up to the first space (operator,
+    scheme, dtype) share one: that of their names and digests, in order."""
     groups: dict[str, object] = {}
     for name, run in cases():
         state = groups.setdefault(name.partition(" ")[0], hashlib.sha256())
@@ -369,9 +387,10 @@ def operator_digests(cases: Callable[[], Iterator[Case]]) -> dict[str, str]:
 
 # ---- SmolLM2 ----
 
-# "Why is the sky blue?" in the chat template, with its system prompt. Ids, so that no tokenizer is part of what is compared.
-PROMPT = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2, 198, 1,
-          4093, 198, 4898, 314, 260, 6376, 4461, 47, 2, 198, 1, 520, 9531, 198]
+# "Why is the sky blue?" in the chat template, with its system prompt. Ids, so that no tokenizer is part of what is
+# compared.
+PROMPT = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2,
+          198, 1, 4093, 198, 4898, 314, 260, 6376, 4461, 47, 2, 198, 1, 520, 9531, 198]
 NEW_TOKENS = 64
 # What from_gguf makes of the file's own codes, beside the schemes of patch_model.
 GGUF = "gguf"
@@ -403,8 +422,8 @@ def smollm2_digests(model: torch.nn.Module, new_tokens: int = NEW_TOKENS) -> dic
     ids = torch.tensor([PROMPT])
     with torch.inference_mode():
         logits = model(ids).logits
-        answer = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, min_new_tokens=new_tokens,
-                                do_sample=False)
+        answer = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens,
+                                min_new_tokens=new_tokens, do_sample=False)
     return {"logits": digest(logits), "tokens": answer[0, len(PROMPT) :].tolist()}
 
 

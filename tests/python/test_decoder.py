@@ -72,7 +72,9 @@ SHAPE = (HEADS, KV_HEADS, HEAD_DIM, INNER, EPS, HEAD_DIM**-0.5)
 
 @pytest.mark.parametrize("scheme", [None, "w8a8", "w8a8-g32", "w4a8-g32-asym"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("variant", ["plain", "bias and norms", "partial rotary", "no rotary", "window", "padding", "int8 cache"])
+@pytest.mark.parametrize(
+    "variant", ["plain", "bias and norms", "partial rotary", "no rotary", "window", "padding", "int8 cache"]
+)
 def test_layer_equals_its_operators(variant, dtype, scheme):
     layer = make_layer(scheme, dtype, bias=variant == "bias and norms", head_norms=variant == "bias and norms")
     window = 5 if variant == "window" else 0

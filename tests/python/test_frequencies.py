@@ -1,4 +1,4 @@
-"""Rotary frequencies of a patched model: the same bits on every machine, and the module's own ones when it is unpatched."""
+"""Rotary frequencies of a patched model: the same bits on every machine, and the module's own when it is unpatched."""
 
 import decimal
 import os
@@ -41,8 +41,16 @@ def test_frequencies_are_the_nearest(base, dim):
     assert_same_bits(rotary.original_inv_freq, rotary.inv_freq)
 
 
-@pytest.mark.parametrize("name, settings", [(name, {}) for name in ("llama3_rope", "llama_yarn", "llama_dynamic", "qwen3")]
-                         + [("llama", {"rope_parameters": LONGROPE})])
+@pytest.mark.parametrize(
+    "name, settings",
+    [
+        ("llama3_rope", {}),
+        ("llama_yarn", {}),
+        ("llama_dynamic", {}),
+        ("qwen3", {}),
+        ("llama", {"rope_parameters": LONGROPE}),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_type_is_near_and_comes_back(name, settings, dtype):
     """Also after sequences beyond the length at which dynamic types and longrope change."""
@@ -91,6 +99,7 @@ def test_torch_s_own_kernels_do_not_matter():
         environment.pop("ATEN_CPU_CAPABILITY", None)
         if capability is not None:
             environment["ATEN_CPU_CAPABILITY"] = capability
-        run = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, capture_output=True, text=True)
+        command = [sys.executable, "-c", PROGRAM]
+        run = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         results.add(run.stdout)
     assert len(results) == 1

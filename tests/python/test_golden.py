@@ -70,7 +70,7 @@ def check_smollm2(scheme: str, levels: list[str], new_tokens: int) -> None:
         tle_torch.unpatch_model(model, dequantize=True)
 
 
-@pytest.mark.parametrize("scheme", ["w8a8", *(pytest.param(scheme, marks=pytest.mark.slow) for scheme in OTHER_SCHEMES)])
+@pytest.mark.parametrize("scheme", ["w8a8", *(pytest.param(other, marks=pytest.mark.slow) for other in OTHER_SCHEMES)])
 def test_smollm2(scheme):
     levels = [level for level in _C.isas() if level != "ref"]
     check_smollm2(scheme, levels[-1:] if EMULATED and scheme != "w8a8" else levels, NEW_TOKENS)
