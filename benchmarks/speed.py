@@ -266,28 +266,34 @@ def show_rest(rows, base, fp32, against, title, options, console) -> None:
 
 
 def plot(rows: list[dict], path: Path) -> None:
-    """Decode speed of every contender over the context, one panel per model and number of threads, with the bound."""
+    """Decode speed over the context: a column per model, a row per number of threads, with each of our bounds."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as pyplot
 
     rows = [row for row in rows if "failed" not in row]
-    panels = list(dict.fromkeys((r["model"], r["threads"]) for r in rows))
-    figure, axes = pyplot.subplots(1, max(1, len(panels)), figsize=(5.5 * max(1, len(panels)), 4.5), squeeze=False)
-    for axis, (model, threads) in zip(axes[0], panels):
-        for row in (r for r in rows if (r["model"], r["threads"]) == (model, threads)):
-            points = {c: statistics.median(figures) for c, figures in row["decode"].items() if figures}
-            (line,) = axis.plot(list(points), list(points.values()), "o-", label=row["contender"])
+    names, columns, lines = (list(dict.fromkeys(r[key] for r in rows)) for key in ("contender", "model", "threads"))
+    colors = dict(zip(names, pyplot.get_cmap("tab20").colors * len(names)))
+    size = (5 * len(columns) + 2.5, 4 * len(lines))
+    figure, axes = pyplot.subplots(len(lines), len(columns), figsize=size, squeeze=False, layout="constrained")
+    for row in rows:
+        axis = axes[lines.index(row["threads"])][columns.index(row["model"])]
+        axis.set(title=f"{row['model']}, {row['threads']} thread(s)", xlabel="context, tokens", xscale="log",
+                 ylabel="tokens per second (dotted: bound)")
+        axis.set_xticks(list(row["decode"]), list(map(str, row["decode"])))
+        axis.minorticks_off()
+        color = colors[row["contender"]]
+        points = {c: statistics.median(figures) for c, figures in row["decode"].items() if figures}
+        axis.plot(list(points), list(points.values()), "o-", color=color)
+        if row["contender"].startswith("tle"):
             bounds = {c: statistics.median(figures) * 1e9 / (row["bytes"] + row["kv_bytes"] * c)
                       for c, figures in row["bandwidth_gb_s"].items() if figures}
-            if row["contender"].startswith("tle"):
-                axis.plot(list(bounds), list(bounds.values()), ":", color=line.get_color())
-        axis.set(title=f"{model}, {threads} thread(s)", xlabel="context, tokens", xscale="log",
-                 ylabel="tokens per second (dotted: bound)")
+            axis.plot(list(bounds), list(bounds.values()), ":", color=color)
+    for axis in axes.flat:
         axis.set_ylim(bottom=0)
-        axis.legend(fontsize="x-small")
-    figure.tight_layout()
+    handles = [matplotlib.lines.Line2D([], [], color=colors[name], marker="o", label=name) for name in names]
+    figure.legend(handles=handles, loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
@@ -332,6 +338,8 @@ def main() -> None:
             everything += rows
             options.json.write_text(json.dumps(everything, indent=1))
             show(rows, options, console)
+    if all("failed" in row for row in everything):
+        return
     try:
         plot(everything, options.plot)
     except ImportError as error:
