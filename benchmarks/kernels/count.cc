@@ -140,14 +140,13 @@ struct Operands {
   Zeros weight, x, scales, sums, out;
 };
 
-void count_w8(const Shape& s, const std::string& scheme) {
-  const PackedLayout l = layout_of(make_header(parse_scheme(scheme), s.n, s.k));
+// Every variant of a kernel on packed weights, with no channels and with all. `a` holds what is this kernel's alone.
+template <class Table, class Args>
+void count_packed(const Table& table, Args a, const Shape& s, const std::string& scheme, const PackedLayout& l) {
   const Operands o(s, l.panels * l.panel_stride);
-  LinearW8Args a = {};
   a.panels = o.weight.as<uint8_t>();
   a.panel_stride = l.panel_stride;
   a.scale_offset = l.scale_offset;
-  a.lines = l.lines;
   a.x = o.x.as<int8_t>();
   a.x_stride = QuantizedRows::stride_for(s.k);
   a.x_scale = o.scales.as<float>();
@@ -156,7 +155,7 @@ void count_w8(const Shape& s, const std::string& scheme) {
   a.out = o.out.as<float>();
   a.out_stride = s.n;
   a.out_dtype = DType::kF32;
-  for (const auto& row : linear_w8_table.rows()) {
+  for (const auto& row : table.rows()) {
     if (!cpu_supports(row.isa) || !wanted(s.kind, scheme, row.isa)) continue;
     for (int64_t n : {int64_t(0), s.n}) {
       a.n = n;
@@ -165,14 +164,17 @@ void count_w8(const Shape& s, const std::string& scheme) {
   }
 }
 
+void count_w8(const Shape& s, const std::string& scheme) {
+  const PackedLayout l = layout_of(make_header(parse_scheme(scheme), s.n, s.k));
+  LinearW8Args a = {};
+  a.lines = l.lines;
+  count_packed(linear_w8_table, a, s, scheme, l);
+}
+
 void count_group(const Shape& s, const std::string& scheme) {
   const PackedHeader header = make_header(parse_scheme(scheme), s.n, s.k);
   const PackedLayout l = layout_of(header);
-  const Operands o(s, l.panels * l.panel_stride);
   LinearGroupArgs a = {};
-  a.panels = o.weight.as<uint8_t>();
-  a.panel_stride = l.panel_stride;
-  a.scale_offset = l.scale_offset;
   a.k = s.k;
   a.group = header.act_group;
   a.codes = header.code_bits == 8                    ? GroupCodes::kInt8
@@ -180,21 +182,7 @@ void count_group(const Shape& s, const std::string& scheme) {
                                                   : GroupCodes::kInt4Min;
   a.channel_scale = header.group == 0;
   a.scale_type = DType::kF16;
-  a.x = o.x.as<int8_t>();
-  a.x_stride = QuantizedRows::stride_for(s.k);
-  a.x_scale = o.scales.as<float>();
-  a.x_sum = o.sums.as<int32_t>();
-  a.rows = s.rows;
-  a.out = o.out.as<float>();
-  a.out_stride = s.n;
-  a.out_dtype = DType::kF32;
-  for (const auto& row : linear_group_table.rows()) {
-    if (!cpu_supports(row.isa) || !wanted(s.kind, scheme, row.isa)) continue;
-    for (int64_t n : {int64_t(0), s.n}) {
-      a.n = n;
-      count(s.kind, scheme, isa_name(row.isa), n ? s.units(l.panels * l.panel_stride) : 0, [&] { row.fn(a); });
-    }
-  }
+  count_packed(linear_group_table, a, s, scheme, l);
 }
 
 void count_scheme(const Shape& s, const std::string& scheme) {
