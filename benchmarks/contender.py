@@ -183,31 +183,17 @@ class Tle(Transformers):
         return tle_torch.Cache(config=self.model.config, dtype=self.kv_dtype)
 
     def step(self, context: int, tokens: int) -> dict:
-        """The decode-step operator and the head's: the time inside the two calls, one token at a time."""
-        from tle_torch import decode
-
-        operator, seconds = decode._step, []
-
-        def timed(*arguments):
-            start = time.perf_counter()
-            out = operator(*arguments)
-            seconds.append(time.perf_counter() - start)
-            return out
-
-        token, head = self.prompt(1), self.model.get_output_embeddings()
-        decode._step = timed
-        try:
-            with self.torch.inference_mode():
-                cache = self.cache_of(context)
-                for _ in range(tokens):
-                    hidden = self.model.base_model(token, past_key_values=cache, use_cache=True).last_hidden_state
-                    start = time.perf_counter()
-                    head(hidden)
-                    seconds.append(time.perf_counter() - start)
-        finally:
-            decode._step = operator
-        assert len(seconds) == 2 * tokens, "a step did not run as one call"
-        return {"tok_s": tokens / sum(seconds)}
+        """The operator that takes one token id to logits, by itself."""
+        plan = self.model.base_model.tle_router.plan(self.model.base_model).token_plan(self.model)
+        token, seconds = self.prompt(1)[0], 0.0
+        with self.torch.inference_mode():
+            cache = self.cache_of(context)
+            for i in range(tokens):
+                position = self.torch.tensor([[context + i]])
+                start = time.perf_counter()
+                plan.logits(token, position, cache, None)
+                seconds += time.perf_counter() - start
+        return {"tok_s": tokens / seconds}
 
 
 class Bandwidth:

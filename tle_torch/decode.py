@@ -23,8 +23,9 @@ from tle_torch.attention import NAME as ATTENTION
 from tle_torch.attention import left_padding
 from tle_torch.cache import Cache
 from tle_torch.families import Family, family_of
-from tle_torch.hooks import has_global_hooks, is_capture_hook
+from tle_torch.hooks import has_global_hooks, has_user_hooks, is_capture_hook
 from tle_torch.layers import (
+    PackedEmbedding,
     PatchedMLP,
     PatchedNorm,
     PatchedPreTrainedModel,
@@ -35,9 +36,11 @@ from tle_torch.layers import (
 )
 from tle_torch.ops import _C
 
-__all__ = ["PatchedDecoder", "Router", "StepPlan", "self_check"]
+__all__ = ["PatchedDecoder", "Router", "StepPlan", "TokenPlan", "self_check"]
 
 _step = torch.ops.tle.planned_decode_step.default
+_logits = torch.ops.tle.planned_logits.default
+_greedy_steps = torch.ops.tle.planned_greedy_steps.default
 
 # Arguments of a decoder's forward that change nothing inside the layers, whatever their value.
 _HARMLESS = frozenset({"return_dict", "num_items_in_batch", "logits_to_keep", "labels"})
@@ -223,6 +226,10 @@ class StepPlan:
         cache.commit_step(self.layer_count, tokens)
         return hidden
 
+    def token_plan(self, model: nn.Module) -> TokenPlan | None:
+        """For `model`, whose decoder this plan is of; see `TokenPlan.of`."""
+        return TokenPlan.of(model, self)
+
     def _norm_facts(self, norm: nn.Module) -> dict[str, object]:
         if not isinstance(norm, PatchedNorm):
             raise NotFusable(f"a {type(norm).__name__} is not patched")
@@ -232,6 +239,71 @@ class StepPlan:
 
 def _pair(linear: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
     return linear_weight(linear), linear.bias
+
+
+class TokenPlan:
+    """A `StepPlan` and what stands around the layers (embedding, rotary tables, head): from token ids to logits, or on to the
+    next ids, without Python in between. It holds the tensors that the model has now: for a stretch in which nobody can change
+    the model."""
+
+    @classmethod
+    def of(cls, model: nn.Module, plan: StepPlan) -> TokenPlan | None:
+        """The plan for a causal model whose logits are its head applied to its decoder's output; None if its embedding, its
+        rotary tables or its head do more than the operators."""
+        decoder, head = model.base_model, model.get_output_embeddings()
+        embedding, rotary = decoder.get_input_embeddings(), getattr(decoder, plan.rotary)
+        if any(has_user_hooks(m) for m in (embedding, rotary, head)):
+            return None
+        if isinstance(embedding, PackedEmbedding):
+            table, dtype = embedding._buffers["packed"], embedding._buffers["weight_like"].dtype
+        elif type(embedding) is nn.Embedding and nn.Embedding.forward is _embed and embedding.max_norm is None:
+            table = embedding.weight
+            dtype = table.dtype
+        else:
+            return None
+        if dtype != plan.dtype or not is_plain_linear(head) or head.in_features != embedding.embedding_dim:
+            return None
+        # Types whose frequencies depend on the positions compute them before every step.
+        if "dynamic" in rotary.rope_type or rotary.rope_type == "longrope":
+            return None
+        sizes = (embedding.num_embeddings, head.out_features, embedding.embedding_dim)
+        return cls(plan, (table, linear_weight(head), head.bias, *sizes, rotary.inv_freq.float(), rotary.attention_scaling))
+
+    def __init__(self, plan: StepPlan, parts: tuple):
+        self.plan = plan
+        self._native = torch.classes.tle.TokenPlan(plan._native, *parts)
+
+    def logits(
+        self, tokens: torch.Tensor, position_ids: torch.Tensor, cache: Cache, starts: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The logits [B, V] after `tokens`, int64 [B], which are stored. position_ids int64 [B or 1, 1]."""
+        keys, values, used = self._room(cache, len(tokens), 1)
+        logits = _logits(tokens, self._native, keys, values, used, position_ids, starts)
+        cache.commit_step(self.plan.layer_count, 1)
+        return logits
+
+    def greedy(
+        self,
+        tokens: torch.Tensor,
+        position_ids: torch.Tensor,
+        cache: Cache,
+        starts: torch.Tensor | None,
+        count: int,
+        ends: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The next n tokens after `tokens`, int64 [1], each the likeliest: int64 [n], 1 <= n <= `count`. Stops after a token of
+        `ends`, and when about 0.1 s have passed. All but the last are stored."""
+        keys, values, used = self._room(cache, 1, count)
+        chosen = _greedy_steps(tokens, self._native, keys, values, used, position_ids, count, ends, starts)
+        cache.commit_step(self.plan.layer_count, len(chosen))
+        return chosen
+
+    def _room(self, cache: Cache, batch: int, tokens: int):
+        plan = self.plan
+        return cache.prepare_step(plan.layer_count, batch, plan.key_heads, tokens, plan.head_dim, plan.dtype)
+
+
+_embed = nn.Embedding.forward
 
 
 class Router:

@@ -14,6 +14,7 @@ import inspect
 import math
 import weakref
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -30,6 +31,9 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from tle_torch.attention import left_padding
 from tle_torch.cache import Cache
 from tle_torch.hooks import has_user_hooks
+
+if TYPE_CHECKING:
+    from tle_torch.decode import StepPlan, TokenPlan
 
 __all__ = ["SampleLoop", "logits_are_plain"]
 
@@ -59,6 +63,8 @@ _ARITHMETIC = frozenset(
 _KNOWN_INPUTS = frozenset(
     {"attention_mask", "inputs_embeds", "logits_to_keep", "past_key_values", "position_ids", "use_cache"}
 )
+# Tokens that one call may make.
+_STRETCH = 32
 # What would have to be recorded at every step.
 _RECORDS = ("output_attentions", "output_hidden_states", "output_logits", "output_scores")
 
@@ -148,12 +154,13 @@ class SampleLoop:
             default=math.inf,
         )
         ends = [c.eos_token_id.view(-1) for c in criteria if type(c) is EosTokenCriteria]
-        self.ends = torch.cat(ends) if ends else None
+        self.ends = torch.cat(ends).long() if ends else None
         self.others = any(type(c) not in (MaxLengthCriteria, EosTokenCriteria) for c in criteria)
         # Whether nothing but this loop and transformers' own arithmetic runs between two tokens: then nobody can have
         # changed the model.
         self.quiet = streamer is None and not self.others and all(_is_arithmetic(p) for p in processors)
         self._plan = None
+        self._tokens: TokenPlan | None = None
         self.pads = any(hasattr(c, "eos_token_id") for c in criteria)
 
     def run(self):
@@ -164,14 +171,18 @@ class SampleLoop:
         logits = outputs.logits[:, -1].clone()
         del outputs  # the prompt's logits may be large
         unfinished = torch.ones(self.batch, dtype=torch.long, device=self.prompt.device)
+        greedy = self.quiet and self.batch == 1 and not self.processors and not self.config.do_sample
         while True:
             tokens = self._choose(logits)
             if self.pads and (self.batch > 1):
                 tokens = tokens * unfinished + self.config._pad_token_tensor * (1 - unfinished)
-            self._append(tokens)
+            self._append(tokens.unsqueeze(1))
             finished = self._finished(tokens, unfinished)
             if self.streamer is not None:
                 self.streamer.put(tokens.cpu())
+            while greedy and not finished and self._token_plan() is not None:
+                tokens = self._go_on(tokens)
+                finished = self._finished(tokens, unfinished)
             if finished:
                 break
             logits = self._step(tokens.unsqueeze(1))
@@ -199,12 +210,14 @@ class SampleLoop:
         return torch.ops.tle.argmax(scores)
 
     def _append(self, tokens: torch.Tensor) -> None:
-        if self.length == self.buffer.shape[1]:
-            wider = self.buffer.new_empty(self.batch, 2 * self.length + 64)
-            wider[:, : self.length] = self.buffer
+        """Adds tokens [batch, n] to the sequences."""
+        end = self.length + tokens.shape[1]
+        if end > self.buffer.shape[1]:
+            wider = self.buffer.new_empty(self.batch, 2 * end + 64)
+            wider[:, : self.length] = self._sequences()
             self.buffer = wider
-        self.buffer[:, self.length] = tokens
-        self.length += 1
+        self.buffer[:, self.length : end] = tokens
+        self.length = end
 
     def _finished(self, tokens: torch.Tensor, unfinished: torch.Tensor) -> bool:
         """Updates `unfinished` in place; True once no row is."""
@@ -220,13 +233,41 @@ class SampleLoop:
             unfinished &= ~torch.isin(tokens, self.ends)
         return not bool(unfinished.any())
 
+    def _token_plan(self) -> TokenPlan | None:
+        """How whole tokens run in one call while nobody else runs: made once, since nobody can change the model then."""
+        if not self.quiet or not (self.starts is None or self.mask.shape[1] <= self.cache.get_seq_length()):
+            return None
+        if self._tokens is None and self._plan is None:
+            self._plan = self._usable_plan()
+            self._tokens = None if self._plan is None else self._plan.token_plan(self.model)
+        return self._tokens
+
+    def _usable_plan(self) -> StepPlan | None:
+        if has_user_hooks(self.model) or has_user_hooks(self.decoder):
+            return None
+        return self.router.usable_plan(self.decoder, {})
+
+    def _go_on(self, token: torch.Tensor) -> torch.Tensor:
+        """Appends some of the tokens that greedy search finds after `token` [1], and returns the last of them."""
+        # To the next length at which somebody has something to say; the rest bounds what the cache must have room for.
+        limit = min(self.max_length, max(self.reminder, self.length + 1), self.length + _STRETCH)
+        found = self._tokens.greedy(
+            token, self.position + 1, self.cache, self.starts, int(limit) - self.length, self.ends
+        )
+        self.position += len(found)
+        self._append(found.unsqueeze(0))
+        return found[-1:]
+
     def _step(self, tokens: torch.Tensor) -> torch.Tensor:
         """The logits [batch, V] after `tokens` [batch, 1]."""
         self.position += 1
         model, decoder, cache = self.model, self.decoder, self.cache
+        whole = self._token_plan()
+        if whole is not None:
+            return whole.logits(tokens.squeeze(1), self.position, cache, self.starts)
         plan = self._plan if self.quiet else None
-        if plan is None and not (has_user_hooks(model) or has_user_hooks(decoder)):
-            plan = self._plan = self.router.usable_plan(decoder, {})
+        if plan is None:
+            plan = self._plan = self._usable_plan()
         if plan is not None and (self.starts is None or self.mask.shape[1] <= cache.get_seq_length()):
             hidden = decoder.get_input_embeddings()(tokens)
             return self.head(plan.run(decoder, hidden, self.position, cache, self.starts))[:, -1]

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "csrc/engine/attention.h"
 #include "csrc/engine/norm.h"
@@ -14,6 +15,7 @@ namespace {
 
 constexpr int64_t kMaxRows = 512;         // tokens (over the batch) that go through the layers at once
 constexpr int64_t kStagesPerLayer = 24;  // 11, and more where the weights of a layer want differently quantised rows
+constexpr int64_t kLastStages = 3;       // the final norm, and the head with its rows quantised
 
 const void* advance(const void* p, int64_t elements, DType t) {
   return static_cast<const char*>(p) + elements * dtype_size(t);
@@ -136,6 +138,14 @@ class Builder {
     add_rms_norm(program_, a);
   }
 
+  void head(const void* normed, const LinearWeight& weight, void* logits) {
+    Activation x = activation(normed, m_.hidden);
+    const LinearWeight* weights[] = {&weight};
+    const LinearOut out[] = {{logits, weight.n, m_.dtype}};
+    add_quantize(program_, x, weights, 1);
+    add_linears(program_, x, weights, out, 1);
+  }
+
   void layer(const DecoderLayer& layer, void* residual, const void* delta_in, void* delta_out) {
     const DecoderWeights& w = layer.weights;
     const int64_t q_width = m_.heads * m_.head_dim, kv_width = m_.kv_heads * m_.head_dim;
@@ -206,10 +216,10 @@ class Builder {
   int64_t rows_;
 };
 
-// Tokens first .. first + tokens of every batch row.
+// Tokens first .. first + tokens of every batch row. out: hidden states; with a head, its logits.
 void run_pass(const DecoderShape& m, const DecoderLayer* layers, int64_t count, const DecoderInput& in, int64_t first,
-              int64_t tokens, const NormWeight& final_norm, void* out) {
-  Program program(count * kStagesPerLayer + in.batch + 1);
+              int64_t tokens, const NormWeight& final_norm, const LinearWeight* head, void* out) {
+  Program program(count * kStagesPerLayer + kLastStages);
   Pass pass = {in.batch, tokens, in.batch * tokens, in.cache_len + first, nullptr, nullptr, in.rotary_dim,
                in.table_batch_stride, in.starts};
   if (in.cos != nullptr) {
@@ -234,7 +244,9 @@ void run_pass(const DecoderShape& m, const DecoderLayer* layers, int64_t count, 
   void* normed = builder.rows(m.hidden);
   builder.norm(residual, count > 0 ? delta : nullptr, final_norm.data ? final_norm : layers[count - 1].weights.post_norm,
                normed, m.hidden);
+  if (head != nullptr) builder.head(normed, *head, out);
   program.run();
+  if (head != nullptr) return;
 
   const void* result = final_norm.data ? normed : residual;
   for (int64_t b = 0; b < in.batch; ++b)
@@ -248,7 +260,13 @@ void run_decoder(const DecoderShape& shape, const DecoderLayer* layers, int64_t 
                  const NormWeight& final_norm, void* out) {
   const int64_t step = std::max<int64_t>(1, kMaxRows / std::max<int64_t>(1, input.batch));
   for (int64_t first = 0; first < input.tokens; first += step)
-    run_pass(shape, layers, count, input, first, std::min(step, input.tokens - first), final_norm, out);
+    run_pass(shape, layers, count, input, first, std::min(step, input.tokens - first), final_norm, nullptr, out);
+}
+
+void run_decoder_and_head(const DecoderShape& shape, const DecoderLayer* layers, int64_t count, const DecoderInput& input,
+                          const NormWeight& final_norm, const LinearWeight& head, void* logits) {
+  if (input.tokens != 1 || final_norm.data == nullptr) throw std::logic_error("the head follows one token and the final norm");
+  run_pass(shape, layers, count, input, 0, 1, final_norm, &head, logits);
 }
 
 }  // namespace tle

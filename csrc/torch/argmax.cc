@@ -1,5 +1,6 @@
 // argmax: the index of the largest element of each row.
-#include <stdint.h>
+#include "csrc/torch/argmax.h"
+
 #include <string.h>
 
 #include <algorithm>
@@ -71,19 +72,21 @@ at::Tensor argmax(const at::Tensor& x) {
   const Rows rows = rows_of(x);
   at::Tensor out = at::empty(x.sizes().slice(0, size_t(x.dim() - 1)), x.options().dtype(at::kLong));
   int64_t* to = out.mutable_data_ptr<int64_t>();
-  for (int64_t r = 0; r < rows.rows; ++r) {
-    const char* row = static_cast<const char*>(rows.data) + r * rows.stride * dtype_size(dtype);
-    if (dtype == DType::kF32)
-      to[r] = first_largest<int32_t, 0x7F800000>(reinterpret_cast<const int32_t*>(row), rows.size);
-    else if (dtype == DType::kBF16)
-      to[r] = first_largest<int16_t, 0x7F80>(reinterpret_cast<const int16_t*>(row), rows.size);
-    else
-      to[r] = first_largest<int16_t, 0x7C00>(reinterpret_cast<const int16_t*>(row), rows.size);
-  }
+  for (int64_t r = 0; r < rows.rows; ++r)
+    to[r] = first_largest(static_cast<const char*>(rows.data) + r * rows.stride * dtype_size(dtype), dtype, rows.size);
   return out;
 }
 
 }  // namespace
+
+int64_t first_largest(const void* row, DType dtype, int64_t n) {
+  switch (dtype) {
+    case DType::kF32: return first_largest<int32_t, 0x7F800000>(static_cast<const int32_t*>(row), n);
+    case DType::kBF16: return first_largest<int16_t, 0x7F80>(static_cast<const int16_t*>(row), n);
+    case DType::kF16: break;
+  }
+  return first_largest<int16_t, 0x7C00>(static_cast<const int16_t*>(row), n);
+}
 
 TORCH_LIBRARY_IMPL(tle, CPU, m) { m.impl("argmax", argmax); }
 

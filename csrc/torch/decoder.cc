@@ -1,9 +1,16 @@
 // fused_transformer_layer, fused_decode_step, and planned_decode_step: the same with its weights in a DecodePlan.
+// planned_logits and planned_greedy_steps: whole tokens, from ids to logits and on to the next ids.
 #include "csrc/engine/decoder_layer.h"
 
+#include <ATen/ops/embedding.h>
 #include <torch/custom_class.h>
 
+#include <algorithm>
+#include <chrono>
+
+#include "csrc/engine/rotary.h"
 #include "csrc/kernels/attention/attention.h"
+#include "csrc/torch/argmax.h"
 #include "csrc/torch/checks.h"
 #include "csrc/torch/torch_headers.h"
 
@@ -21,8 +28,7 @@ constexpr const char* kWeightNames[kWeightsPerLayer] = {
 class Call {
  public:
   Call(const char* op, const at::Tensor& hidden, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-       int64_t intermediate_size, double eps, double sm_scale, std::string_view norm, int64_t cache_len,
-       const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin, const std::optional<at::Tensor>& starts)
+       int64_t intermediate_size, double eps, double sm_scale, std::string_view norm)
       : op_(op) {
     m_.dtype = float_dtype(op, "hidden", hidden);
     check_dim(op, "hidden", hidden, 3);
@@ -30,7 +36,6 @@ class Call {
                       ": num_heads must be a multiple of num_kv_heads, got ", num_heads, " and ", num_kv_heads);
     TORCH_CHECK_VALUE(head_dim > 0 && head_dim <= 512, op, ": head_dim must be in 1 .. 512, got ", head_dim);
     TORCH_CHECK_VALUE(intermediate_size > 0, op, ": intermediate_size must be positive, got ", intermediate_size);
-    TORCH_CHECK_VALUE(cache_len >= 0, op, ": cache_len must not be negative, got ", cache_len);
     m_.heads = num_heads;
     m_.kv_heads = num_kv_heads;
     m_.head_dim = head_dim;
@@ -39,7 +44,14 @@ class Call {
     m_.eps = float(eps);
     m_.sm_scale = float(sm_scale);
     m_.norm = norm_kind(op, norm);
+  }
 
+  // The tokens of this step. A later step may follow with as many tokens of the same batch.
+  void set_input(const at::Tensor& hidden, int64_t cache_len, const std::optional<at::Tensor>& cos,
+                 const std::optional<at::Tensor>& sin, const std::optional<at::Tensor>& starts) {
+    const char* op = op_;
+    inputs_.clear();
+    TORCH_CHECK_VALUE(cache_len >= 0, op, ": cache_len must not be negative, got ", cache_len);
     const at::Tensor h = hidden.stride(2) == 1 || hidden.size(2) == 1 ? hidden : owned(hidden.contiguous());
     in_.hidden = h.const_data_ptr();
     in_.batch = h.size(0);
@@ -123,13 +135,23 @@ class Call {
     return out;
   }
 
+  // logits [batch, head.n] of one token per batch row.
+  void run(const NormWeight& final_norm, const LinearWeight& head, void* logits) {
+    run_decoder_and_head(m_, layers_.data(), int64_t(layers_.size()), in_, final_norm, head, logits);
+  }
+
+  LinearWeight head(const at::Tensor& weight, const std::optional<at::Tensor>& bias, int64_t vocabulary) {
+    return linear_weight(op_, "head", weight, vocabulary, m_.hidden, bias, m_.dtype, keep_);
+  }
+  DType dtype() const { return m_.dtype; }
+
   int64_t hidden_size() const { return m_.hidden; }
   void reserve(size_t layers) { layers_.reserve(layers); }
 
  private:
   const at::Tensor& owned(at::Tensor t) {
-    keep_.push_back(std::move(t));
-    return keep_.back();
+    inputs_.push_back(std::move(t));
+    return inputs_.back();
   }
 
   const void* table(const char* name, const at::Tensor& t) {
@@ -160,7 +182,7 @@ class Call {
   DecoderShape m_;
   DecoderInput in_;
   std::vector<DecoderLayer> layers_;
-  std::vector<at::Tensor> keep_;
+  std::vector<at::Tensor> keep_, inputs_;  // copies of weights, and of what one step was given
 };
 
 // A list of optional tensors with undefined ones for the missing.
@@ -182,9 +204,9 @@ struct DecodeSettings {
   std::vector<int64_t> rope, windows;
 };
 
-at::Tensor decode_step(const char* op, const at::Tensor& hidden, at::ArrayRef<at::Tensor> weights, at::TensorList k_cache,
-                       at::TensorList v_cache, int64_t cache_len, const std::optional<at::Tensor>& cos,
-                       const std::optional<at::Tensor>& sin, const DecodeSettings& set, const std::optional<at::Tensor>& starts) {
+// The layers and the final norm of a model, with the first step's tokens.
+NormWeight set_up(Call& call, const char* op, at::ArrayRef<at::Tensor> weights, at::TensorList k_cache, at::TensorList v_cache,
+                  const DecodeSettings& set, bool rotates) {
   const size_t layers = k_cache.size();
   TORCH_CHECK_VALUE(weights.size() == layers * kWeightsPerLayer + 1, op, ": weights must have ", kWeightsPerLayer,
                     " entries for each of the ", layers, " layers and the final norm, got ", weights.size());
@@ -193,15 +215,26 @@ at::Tensor decode_step(const char* op, const at::Tensor& hidden, at::ArrayRef<at
                     "), got ", set.rope.size());
   TORCH_CHECK_VALUE(set.windows.empty() || set.windows.size() == layers, op,
                     ": windows must be empty or have one entry per layer (", layers, "), got ", set.windows.size());
-  Call call(op, hidden, set.num_heads, set.num_kv_heads, set.head_dim, set.intermediate_size, set.eps, set.sm_scale, set.norm_kind,
-            cache_len, cos, sin, starts);
   call.reserve(layers);
   for (size_t i = 0; i < layers; ++i)
     call.add_layer(weights, int64_t(i) * kWeightsPerLayer, k_cache[i], v_cache[i],
-                   cos.has_value() && (set.rope.empty() || set.rope[i] != 0), set.windows.empty() ? 0 : set.windows[i]);
+                   rotates && (set.rope.empty() || set.rope[i] != 0), set.windows.empty() ? 0 : set.windows[i]);
   const at::Tensor& final_norm = weights[layers * kWeightsPerLayer];
   TORCH_CHECK_VALUE(final_norm.defined(), op, ": the final norm, the last entry of weights, is missing");
-  return call.run(hidden, call.norm_weight("final_norm", final_norm, call.hidden_size()));
+  return call.norm_weight("final_norm", final_norm, call.hidden_size());
+}
+
+Call call_of(const char* op, const at::Tensor& hidden, const DecodeSettings& set) {
+  return Call(op, hidden, set.num_heads, set.num_kv_heads, set.head_dim, set.intermediate_size, set.eps, set.sm_scale, set.norm_kind);
+}
+
+at::Tensor decode_step(const char* op, const at::Tensor& hidden, at::ArrayRef<at::Tensor> weights, at::TensorList k_cache,
+                       at::TensorList v_cache, int64_t cache_len, const std::optional<at::Tensor>& cos,
+                       const std::optional<at::Tensor>& sin, const DecodeSettings& set, const std::optional<at::Tensor>& starts) {
+  Call call = call_of(op, hidden, set);
+  call.set_input(hidden, cache_len, cos, sin, starts);
+  const NormWeight final_norm = set_up(call, op, weights, k_cache, v_cache, set, cos.has_value());
+  return call.run(hidden, final_norm);
 }
 
 at::Tensor fused_transformer_layer(const at::Tensor& hidden, const OptionalTensors& weights, const at::Tensor& k_cache,
@@ -212,8 +245,8 @@ at::Tensor fused_transformer_layer(const at::Tensor& hidden, const OptionalTenso
   const char* op = "fused_transformer_layer";
   TORCH_CHECK_VALUE(int64_t(weights.size()) == kWeightsPerLayer, op, ": weights must have ", kWeightsPerLayer, " entries, got ",
                     weights.size());
-  Call call(op, hidden, num_heads, num_kv_heads, head_dim, intermediate_size, eps, sm_scale, norm_kind, cache_len, cos, sin,
-            starts);
+  Call call(op, hidden, num_heads, num_kv_heads, head_dim, intermediate_size, eps, sm_scale, norm_kind);
+  call.set_input(hidden, cache_len, cos, sin, starts);
   call.add_layer(plain(weights), 0, k_cache, v_cache, cos.has_value(), window);
   return call.run(hidden, {});
 }
@@ -250,6 +283,15 @@ struct DecodePlan : torch::CustomClassHolder {
     each([](const at::Tensor& t) { __builtin_prefetch(t.const_data_ptr()); });
   }
 
+  // The autograd guard does not look into a class's object.
+  void check_no_gradient(const char* op, const at::Tensor& hidden) const {
+    if (!c10::GradMode::is_enabled()) return;
+    bool wanted = hidden.requires_grad();
+    for (const at::Tensor& w : weights) wanted = wanted || (w.defined() && w.requires_grad());
+    TORCH_CHECK(!wanted, op, ": hidden or a weight requires a gradient, and this operator has none; call it under "
+                "torch.no_grad() or torch.inference_mode(), or detach the tensor");
+  }
+
   std::vector<at::Tensor> weights;
   DecodeSettings settings;
 };
@@ -259,13 +301,136 @@ at::Tensor planned_decode_step(const at::Tensor& hidden, const c10::intrusive_pt
                                const std::optional<at::Tensor>& sin, const std::optional<at::Tensor>& starts) {
   const char* op = "planned_decode_step";
   plan->prefetch(k_cache, v_cache);
-  if (c10::GradMode::is_enabled()) {
-    bool wanted = hidden.requires_grad();
-    for (const at::Tensor& w : plan->weights) wanted = wanted || (w.defined() && w.requires_grad());
-    TORCH_CHECK(!wanted, op, ": hidden or a weight requires a gradient, and this operator has none; call it under "
-                "torch.no_grad() or torch.inference_mode(), or detach the tensor");
-  }
+  plan->check_no_gradient(op, hidden);
   return decode_step(op, hidden, plan->weights, k_cache, v_cache, cache_len, cos, sin, plan->settings, starts);
+}
+
+// A DecodePlan and what stands around the layers: between two tokens nothing is left for Python to do.
+struct TokenPlan : torch::CustomClassHolder {
+  c10::intrusive_ptr<DecodePlan> decoder;
+  at::Tensor embedding;  // [embeddings, H] of the layers' dtype, or packed
+  at::Tensor head;       // a linear weight with V out features
+  std::optional<at::Tensor> head_bias;
+  int64_t embeddings, vocabulary, hidden;  // rows of the embedding, of the head, and the size of a row
+  at::Tensor inv_freq;  // fp32 [R / 2]
+  double attention_scaling;
+};
+
+// Steps of one token per batch row.
+class TokenSteps {
+ public:
+  TokenSteps(const char* op, const TokenPlan& plan, const at::Tensor& tokens, at::TensorList k_cache, at::TensorList v_cache,
+             int64_t cache_len, const at::Tensor& position_ids, const std::optional<at::Tensor>& starts)
+      : plan_(plan), starts_(starts), used_(cache_len) {
+    check_dtype(op, "tokens", tokens, at::kLong);
+    check_dim(op, "tokens", tokens, 1);
+    check_dtype(op, "position_ids", position_ids, at::kLong);
+    TORCH_CHECK_VALUE(position_ids.dim() == 2 && position_ids.size(1) == 1 &&
+                          (position_ids.size(0) == 1 || position_ids.size(0) == tokens.size(0)),
+                      op, ": position_ids must be [1 or ", tokens.size(0), ", 1], got ", position_ids.sizes());
+    check_dtype(op, "inv_freq", plan.inv_freq, at::kFloat);
+    check_dim(op, "inv_freq", plan.inv_freq, 1);
+    plan.decoder->prefetch(k_cache, v_cache);
+    const at::Tensor& norm = plan.decoder->weights.back();
+    TORCH_CHECK_VALUE(norm.defined(), op, ": the final norm, the last entry of weights, is missing");
+    dtype_ = norm.scalar_type();
+    positions_ = position_ids.clone(at::MemoryFormat::Contiguous);
+    inv_freq_ = plan.inv_freq.contiguous();
+    const int64_t width = 2 * inv_freq_.size(0);
+    cos_ = at::empty({positions_.size(0), 1, width}, positions_.options().dtype(dtype_));
+    sin_ = at::empty_like(cos_);
+    embed(op, tokens);
+    plan.decoder->check_no_gradient(op, hidden_);
+    call_.emplace(call_of(op, hidden_, plan.decoder->settings));
+    set_input();
+    final_norm_ = set_up(*call_, op, plan.decoder->weights, k_cache, v_cache, plan.decoder->settings, true);
+    head_ = call_->head(plan.head, plan.head_bias, plan.vocabulary);
+    logits_ = at::empty({tokens.size(0), plan.vocabulary}, hidden_.options());
+  }
+
+  // The logits [B, V] of the tokens at hand, whose keys and values are stored; valid until the next step.
+  const at::Tensor& step() {
+    if (logits_.numel() > 0) call_->run(final_norm_, head_, logits_.mutable_data_ptr());
+    return logits_;
+  }
+
+  // Goes on with these tokens.
+  void next(const char* op, const at::Tensor& tokens) {
+    ++used_;
+    int64_t* positions = positions_.mutable_data_ptr<int64_t>();
+    for (int64_t i = 0; i < positions_.numel(); ++i) ++positions[i];
+    embed(op, tokens);
+    set_input();
+  }
+
+  DType dtype() const { return call_->dtype(); }
+
+ private:
+  void embed(const char* op, const at::Tensor& tokens) {
+    static const auto packed = c10::Dispatcher::singleton().findSchemaOrThrow("tle::packed_embedding", "")
+        .typed<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, at::ScalarType)>();
+    const at::Tensor rows = plan_.embedding.scalar_type() == at::kByte
+                                ? packed.call(tokens, plan_.embedding, plan_.embeddings, plan_.hidden, dtype_)
+                                : at::embedding(plan_.embedding, tokens);
+    TORCH_CHECK_TYPE(rows.scalar_type() == dtype_, op, ": the embedding must be ", dtype_, " like the norms, got ",
+                     rows.scalar_type());
+    hidden_ = rows.unsqueeze(1);
+    rotary_tables(positions_.const_data_ptr<int64_t>(), positions_.numel(), inv_freq_.const_data_ptr<float>(), inv_freq_.numel(),
+                  float(plan_.attention_scaling), float_dtype(op, "hidden", hidden_), cos_.mutable_data_ptr(),
+                  sin_.mutable_data_ptr());
+  }
+
+  void set_input() { call_->set_input(hidden_, used_, cos_, sin_, starts_); }
+
+  const TokenPlan& plan_;
+  const std::optional<at::Tensor>& starts_;
+  int64_t used_;
+  at::ScalarType dtype_;
+  at::Tensor positions_, inv_freq_, cos_, sin_, hidden_, logits_;
+  std::optional<Call> call_;
+  NormWeight final_norm_;
+  LinearWeight head_;
+};
+
+at::Tensor planned_logits(const at::Tensor& tokens, const c10::intrusive_ptr<TokenPlan>& plan, at::TensorList k_cache,
+                          at::TensorList v_cache, int64_t cache_len, const at::Tensor& position_ids,
+                          const std::optional<at::Tensor>& starts) {
+  return TokenSteps("planned_logits", *plan, tokens, k_cache, v_cache, cache_len, position_ids, starts).step();
+}
+
+at::Tensor planned_greedy_steps(const at::Tensor& tokens, const c10::intrusive_ptr<TokenPlan>& plan, at::TensorList k_cache,
+                                at::TensorList v_cache, int64_t cache_len, const at::Tensor& position_ids, int64_t count,
+                                const std::optional<at::Tensor>& ends, const std::optional<at::Tensor>& starts) {
+  const char* op = "planned_greedy_steps";
+  // Python answers an interrupt between two calls, so none takes much longer than this.
+  constexpr auto kTime = std::chrono::milliseconds(100);
+  const auto start = std::chrono::steady_clock::now();
+  TORCH_CHECK_VALUE(tokens.dim() == 1 && tokens.size(0) == 1, op, ": tokens must be [1], got ", tokens.sizes());
+  TORCH_CHECK_VALUE(count >= 1, op, ": count must be positive, got ", count);
+  for (const auto& list : {k_cache, v_cache})
+    for (const at::Tensor& t : list)
+      TORCH_CHECK_VALUE(t.dim() == 4 && t.size(2) >= cache_len + count, op, ": every cache must have at least ", cache_len + count,
+                        " slots for ", cache_len, " used ones and ", count, " steps, got ", t.sizes());
+  at::Tensor last_tokens;
+  if (ends.has_value()) {
+    check_dtype(op, "ends", *ends, at::kLong);
+    last_tokens = ends->contiguous();
+  }
+  const int64_t* end = ends.has_value() ? last_tokens.const_data_ptr<int64_t>() : nullptr;
+  const int64_t end_count = ends.has_value() ? last_tokens.numel() : 0;
+
+  TokenSteps steps(op, *plan, tokens, k_cache, v_cache, cache_len, position_ids, starts);
+  at::Tensor token = at::empty({1}, tokens.options()), out = at::empty({count}, tokens.options());
+  int64_t done = 0;
+  while (true) {
+    const int64_t best = first_largest(steps.step().const_data_ptr(), steps.dtype(), plan->vocabulary);
+    out.mutable_data_ptr<int64_t>()[done++] = best;
+    if (done == count || std::find(end, end + end_count, best) != end + end_count) break;
+    if (std::chrono::steady_clock::now() - start > kTime) break;
+    *token.mutable_data_ptr<int64_t>() = best;
+    steps.next(op, token);
+  }
+  return out.narrow(0, 0, done);
 }
 
 }  // namespace
@@ -279,14 +444,39 @@ TORCH_LIBRARY_FRAGMENT(tle, m) {
         return c10::make_intrusive<DecodePlan>(
             weights, DecodeSettings{num_heads, num_kv_heads, head_dim, intermediate_size, eps, sm_scale, norm_kind, rope, windows});
       }));
+  m.class_<TokenPlan>("TokenPlan")
+      .def(torch::init([](c10::intrusive_ptr<DecodePlan> decoder, at::Tensor embedding, at::Tensor head,
+                          std::optional<at::Tensor> head_bias, int64_t embeddings, int64_t vocabulary, int64_t hidden, at::Tensor inv_freq,
+                          double attention_scaling) {
+        auto plan = c10::make_intrusive<TokenPlan>();
+        plan->decoder = std::move(decoder);
+        plan->embedding = std::move(embedding);
+        plan->head = std::move(head);
+        plan->head_bias = std::move(head_bias);
+        plan->embeddings = embeddings;
+        plan->vocabulary = vocabulary;
+        plan->hidden = hidden;
+        plan->inv_freq = std::move(inv_freq);
+        plan->attention_scaling = attention_scaling;
+        return plan;
+      }));
   m.def("planned_decode_step(Tensor hidden, __torch__.torch.classes.tle.DecodePlan plan, Tensor(a!)[] k_cache, "
         "Tensor(b!)[] v_cache, int cache_len, Tensor? cos, Tensor? sin, Tensor? starts=None) -> Tensor");
+  // The logits [B, V] after one more token per batch row. tokens int64 [B], position_ids int64 [1 or B, 1].
+  m.def("planned_logits(Tensor tokens, __torch__.torch.classes.tle.TokenPlan plan, Tensor(a!)[] k_cache, "
+        "Tensor(b!)[] v_cache, int cache_len, Tensor position_ids, Tensor? starts=None) -> Tensor");
+  // Greedy decoding from tokens [1]: the next n <= count tokens, int64 [n]. Ends after a token of `ends` (int64 [E]), and, with at
+  // least one token, when about 0.1 s have passed. n slots of the caches are filled: the last token's are not.
+  m.def("planned_greedy_steps(Tensor tokens, __torch__.torch.classes.tle.TokenPlan plan, Tensor(a!)[] k_cache, "
+        "Tensor(b!)[] v_cache, int cache_len, Tensor position_ids, int count, Tensor? ends=None, Tensor? starts=None) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(tle, CPU, m) {
   m.impl("fused_transformer_layer", fused_transformer_layer);
   m.impl("fused_decode_step", fused_decode_step);
   m.impl("planned_decode_step", planned_decode_step);
+  m.impl("planned_logits", planned_logits);
+  m.impl("planned_greedy_steps", planned_greedy_steps);
 }
 
 }  // namespace tle

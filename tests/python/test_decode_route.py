@@ -18,19 +18,37 @@ from tle_torch.families import family_of
 
 @contextlib.contextmanager
 def counting():
-    """Counts the steps that run as one call."""
+    """Counts the steps that run as one call: [B, tokens] of each."""
     calls = []
-    original = decode._step
+    step, logits, greedy = decode._step, decode._logits, decode._greedy_steps
 
-    def step(*args):
-        calls.append(args[0].shape)
-        return original(*args)
+    def counted_step(*args):
+        calls.append(args[0].shape[:2])
+        return step(*args)
 
-    decode._step = step
+    def counted_logits(*args):
+        calls.append((len(args[0]), 1))
+        return logits(*args)
+
+    def counted_greedy(*args):
+        tokens = greedy(*args)
+        calls.extend([(1, 1)] * len(tokens))
+        return tokens
+
+    decode._step, decode._logits, decode._greedy_steps = counted_step, counted_logits, counted_greedy
     try:
         yield calls
     finally:
-        decode._step = original
+        decode._step, decode._logits, decode._greedy_steps = step, logits, greedy
+
+
+@pytest.fixture
+def two_threads():
+    """One thread alone opens no region."""
+    before = tle_torch.get_num_threads()
+    tle_torch.set_num_threads(2)
+    yield
+    tle_torch.set_num_threads(before)
 
 
 @contextlib.contextmanager
@@ -359,11 +377,9 @@ def test_self_check_finds_a_difference():
 # ---- cost ----
 
 
-def test_one_parallel_region_per_step_and_no_growth(request):
+def test_one_parallel_region_per_step_and_no_growth(two_threads):
     from tle_torch.ops import _C
 
-    request.addfinalizer(functools.partial(tle_torch.set_num_threads, tle_torch.get_num_threads()))
-    tle_torch.set_num_threads(2)  # one thread alone opens no region
     model = patched("llama")
     cache = tle_torch.Cache(model.config, max_cache_len=64)
     run(model, tiny.tokens(1, 8), cache=cache)
@@ -377,6 +393,100 @@ def test_one_parallel_region_per_step_and_no_growth(request):
     assert _C.parallel_regions() - before == 1
     listed = torch.ops.tle.fused_decode_step(hidden, plan.weights, keys, values, used, cos, sin, *plan.arguments, None)
     assert torch.equal(planned.view(torch.int16), listed.view(torch.int16))
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a8-g32", "bf16"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_whole_tokens_have_the_bits_of_the_modules(name, scheme):
+    model = tiny.build(name)
+    tle_torch.patch_model(model, scheme, quantize_head=scheme != "bf16")
+    plan = model.model.tle_router.plan(model.model).token_plan(model)
+    ids = tiny.tokens(2, 6)
+    caches = [tle_torch.Cache(model.config) for _ in range(2)]
+    starts = torch.tensor([2, 0])
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, :2] = 0
+    with torch.no_grad():
+        for cache in caches:
+            model(ids, past_key_values=cache, attention_mask=mask[:, :6])
+        for i in range(3):
+            token, position = tiny.tokens(2, 1, seed=i), torch.tensor([[4 + i], [6 + i]])
+            got = plan.logits(token[:, 0], position, caches[0], starts)
+            with module_by_module(model):
+                wanted = model(token, past_key_values=caches[1], attention_mask=mask[:, : 7 + i], position_ids=position).logits
+            assert tiny.same_bits(got, wanted[:, -1])
+    assert all(tiny.same_bits(a.keys, b.keys) for a, b in zip(caches[0].layers, caches[1].layers))
+
+
+def test_greedy_stretches_stop_where_they_should(two_threads):
+    from tle_torch.ops import _C
+
+    model = patched("qwen3")
+    plan = model.model.tle_router.plan(model.model).token_plan(model)
+    ids = tiny.tokens(1, 5)
+
+    def stretch(count, ends=None):
+        cache = tle_torch.Cache(model.config)
+        with torch.no_grad():
+            model(ids[:, :4], past_key_values=cache)
+            before = _C.parallel_regions()
+            found = plan.greedy(ids[0, 4:], torch.tensor([[4]]), cache, None, count, ends)
+        assert cache.get_seq_length() == 4 + len(found)
+        assert _C.parallel_regions() - before == len(found), "layers and head of a token are one parallel region"
+        return found
+
+    # A step of this model takes well below a millisecond, so that the time limit ends no stretch of 20.
+    tokens = stretch(20)
+    assert len(tokens) == 20
+    with module_by_module(model):
+        wanted = model.generate(ids, max_new_tokens=20, min_new_tokens=20, do_sample=False)[0, 5:]
+    assert torch.equal(tokens, wanted)
+    end = tokens[6]
+    first = int((tokens == end).nonzero()[0])
+    assert torch.equal(stretch(20, torch.tensor([999_999, int(end)])), tokens[: first + 1])
+    assert torch.equal(stretch(1), tokens[:1])
+
+
+def test_bad_input_to_whole_tokens_leaves_the_cache():
+    model = patched("llama")
+    plan = model.model.tle_router.plan(model.model).token_plan(model)
+    cache = tle_torch.Cache(model.config)
+    run(model, tiny.tokens(1, 4), cache=cache)
+    position = torch.tensor([[4]])
+    greedy = torch.ops.tle.planned_greedy_steps
+    keys, values, used = cache.prepare_step(3, 1, 2, 1, 16, torch.bfloat16)
+    for message, call in {
+        "index out of range": lambda: plan.logits(torch.tensor([10**6]), position, cache, None),
+        "tokens must be Long": lambda: plan.logits(torch.tensor([1.0]), position, cache, None),
+        "position_ids must be": lambda: plan.logits(torch.tensor([1]), torch.tensor([4]), cache, None),
+        "tokens must be .1.": lambda: greedy(torch.tensor([1, 2]), plan._native, keys, values, used, position, 1),
+        "count must be positive": lambda: greedy(torch.tensor([1]), plan._native, keys, values, used, position, 0),
+        "at least 100004 slots": lambda: greedy(torch.tensor([1]), plan._native, keys, values, used, position, 100_000),
+    }.items():
+        with torch.no_grad(), pytest.raises((RuntimeError, ValueError, TypeError, IndexError), match=message):
+            call()
+        assert cache.get_seq_length() == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.model.embed_tokens.register_forward_hook(lambda *args: None),
+        lambda m: m.lm_head.register_forward_pre_hook(lambda *args: None),
+        lambda m: m.model.rotary_emb.register_forward_hook(lambda *args: None),
+        lambda m: setattr(m.model.embed_tokens, "max_norm", 1.0),
+        lambda m: setattr(m.model.embed_tokens, "forward", m.model.embed_tokens.forward),
+        lambda m: setattr(m.model.rotary_emb, "rope_type", "dynamic"),
+        lambda m: m.model.embed_tokens.to(torch.float32),
+    ],
+    ids=["embedding hook", "head hook", "rotary hook", "max_norm", "forward", "dynamic", "dtype"],
+)
+def test_what_whole_tokens_do_not_do(change):
+    model = patched("qwen3", tie_word_embeddings=False)
+    router = model.model.tle_router
+    assert router.plan(model.model).token_plan(model) is not None
+    change(model)
+    assert router.plan(model.model).token_plan(model) is None
 
 
 def test_a_planned_step_refuses_gradients():

@@ -73,6 +73,7 @@ class Repeats(StoppingCriteria):
 
 PAIRS = {
     "greedy": {"max_new_tokens": 30},
+    "greedy, several stretches": {"max_new_tokens": 100},
     "eos": {"max_new_tokens": 60, "eos_token_id": list(range(40, 60))},
     "min_new_tokens": {"max_new_tokens": 30, "min_new_tokens": 20, "eos_token_id": list(range(40, 90))},
     "min_length": {"max_length": 40, "min_length": 25, "eos_token_id": list(range(40, 90))},
@@ -102,6 +103,13 @@ def test_same_result_as_transformers_own_loop(model, runs, monkeypatch, name, ba
         lean, own = lean.sequences, own.sequences
     assert torch.equal(lean, own)
     assert lean.is_contiguous() and lean.untyped_storage().nbytes() == lean.nbytes
+
+
+def test_the_reminder_of_the_models_longest_text_comes(runs, monkeypatch):
+    model = tiny.build("llama", max_position_embeddings=40)
+    tle_torch.patch_model(model)
+    lean, own = both(model, tiny.tokens(1, 8), max_new_tokens=60, do_sample=False, monkeypatch=monkeypatch)
+    assert runs == [1] and torch.equal(lean, own)
 
 
 def test_left_padded_batch(model, runs, monkeypatch):
