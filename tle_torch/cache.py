@@ -252,7 +252,9 @@ class CacheLayer(CacheLayerMixin):
     ) -> None:
         slots = max(needed, min(self.reserve, _RESERVE_LIMIT))
         slots = -(-slots // _SLOT_STEP) * _SLOT_STEP
-        self.key_slots, self.value_slots = (_empty((*rows, slots, size), dtype) for size, dtype in (key, value))
+        # Huge pages are read faster, but of one that is used at all every slot is resident: where half will be used.
+        huge = 2 * needed >= slots
+        self.key_slots, self.value_slots = (_empty((*rows, slots, size), dtype, huge) for size, dtype in (key, value))
         self._spare = None
 
     def _fits(self, keys: torch.Tensor, values: torch.Tensor) -> bool:
@@ -445,10 +447,10 @@ class Cache(HFCache):
         return f"tle_torch.Cache(layers={len(self.layers)}, length={self.get_seq_length()})"
 
 
-def _empty(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _empty(sizes: tuple[int, ...], dtype: torch.dtype, huge: bool = False) -> torch.Tensor:
     # A tensor made in inference mode could never be written outside of it; a cache may live longer than the mode.
     with torch.inference_mode(False):
-        return torch.empty(sizes, dtype=dtype, device="cpu")
+        return torch.ops.tle.empty_cache_slots(sizes, dtype) if huge else torch.empty(sizes, dtype=dtype, device="cpu")
 
 
 def _shape(tensor: torch.Tensor) -> str:

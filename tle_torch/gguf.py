@@ -143,7 +143,9 @@ def _taken_over(file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype, pa
         model.tie_weights()  # is part of what was left out
     report_rows: list[Replaced] = []
     requantised: list[str] = []
-    for tensor in file.tensors.values():
+    # For a moment a tensor is there twice, in the file and packed: the largest (the embedding) while nothing else is.
+    largest = max(file.tensors.values(), key=lambda tensor: tensor.nbytes)
+    for tensor in sorted(file.tensors.values(), key=lambda tensor: tensor is not largest):
         if tensor.name == _ROPE_DIVISORS:
             continue  # is part of the config
         target, leaf = _target(tensor.name)
@@ -159,7 +161,7 @@ def _taken_over(file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype, pa
             parameter = nn.Parameter((values if rows is None else values[rows]).to(dtype), requires_grad=False)
             for sharer in _sharers(model, module, leaf):
                 sharer._parameters[leaf] = parameter
-        file.release_until(tensor)
+        file.release()
     _fill_buffers(file, model)
     report = patch_model(model, weights.UNQUANTIZED, **patch_options)
     report.scheme = "as the file has them"

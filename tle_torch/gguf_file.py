@@ -101,12 +101,10 @@ class GgufFile:
         """The data of a tensor, uint8 [nbytes], in the mapping: valid until the file is closed."""
         return torch.from_numpy(np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.begin))
 
-    def release_until(self, tensor: Tensor) -> None:
-        """Gives the memory of the file's pages back, from the first to the last of a tensor. They can still be read,
-        from the file again."""
+    def release(self) -> None:
+        """Gives the memory of the file's pages back. They can still be read, from the file again."""
         if hasattr(mmap, "MADV_DONTNEED"):
-            # From the first, because a read also maps what lies around it.
-            self._map.madvise(mmap.MADV_DONTNEED, 0, tensor.begin + tensor.nbytes)
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def _error(self, what: str) -> ValueError:
         return ValueError(f"{self.path.name}: {what}")

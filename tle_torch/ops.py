@@ -48,6 +48,16 @@ def _(x, weight, out_features, bias=None):
     return _with_last(x, out_features)
 
 
+@_fake("empty_cache_slots")
+def _(size, dtype):
+    return torch.empty(size, dtype=dtype, device="cpu")
+
+
+@_fake("advise_huge_pages")
+def _(tensor):
+    return None
+
+
 @_fake("quantize_linear_weight")
 def _(weight, scheme, group_size=0):
     n, k = weight.shape

@@ -337,6 +337,7 @@ class _Dense(_Action):
     def apply(self, report: Report, keep_original: bool) -> None:
         original, size = type(self.module).__name__, _size(self.module.weight)
         self.module.__class__ = patched_class(DenseLinear, type(self.module))
+        torch.ops.tle.advise_huge_pages(self.module.weight.detach())
         dtype = str(self.module.weight.dtype).removeprefix("torch.")
         self._replaced(report, "Linear", original, size, size, f"{dtype}, in place")
 

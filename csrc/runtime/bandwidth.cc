@@ -7,6 +7,7 @@
 #include <chrono>
 #include <memory>
 
+#include "csrc/runtime/huge_pages.h"
 #include "csrc/runtime/threads.h"
 
 namespace tle {
@@ -33,10 +34,13 @@ void read_unit(const void* p, int64_t unit, int) {
 
 double read_bandwidth(int64_t bytes, int repeats) {
   const int64_t units = std::max<int64_t>(1, bytes / kUnit);
-  const std::unique_ptr<uint64_t[]> words(new uint64_t[size_t(units * (kUnit / 8))]);
-  memset(words.get(), 1, size_t(units * kUnit));
+  // In the memory that weights get.
+  const HugeBlock block = allocate_huge(units * kUnit, Arena::kWeights);
+  const auto release = [](const HugeBlock* b) { free_huge(*b); };
+  const std::unique_ptr<const HugeBlock, decltype(release)> owner(&block, release);
+  memset(block.data, 1, size_t(units * kUnit));
   std::atomic<uint64_t> sink{0};
-  const Context context = {words.get(), &sink};
+  const Context context = {static_cast<const uint64_t*>(block.data), &sink};
   const Stage stage = {read_unit, &context, units};
   double best = 0;
   for (int i = 0; i < repeats; ++i) {

@@ -7,6 +7,7 @@
 #include "csrc/engine/program.h"
 #include "csrc/kernels/common/scalar.h"
 #include "csrc/torch/checks.h"
+#include "csrc/torch/huge_tensor.h"
 #include "csrc/torch/torch_headers.h"
 
 namespace tle {
@@ -46,7 +47,7 @@ at::Tensor pack_gguf_weight(const at::Tensor& blocks, c10::string_view type_name
     TORCH_CHECK_VALUE(std::find(place.begin(), place.end(), -1) == place.end(), op, ": groups must be a permutation");
   }
   const PackedLayout layout = layout_of(header);
-  at::Tensor packed = at::empty({layout.total_bytes}, blocks.options());
+  at::Tensor packed = empty_huge({layout.total_bytes}, blocks.options(), Arena::kWeights);
   memcpy(packed.mutable_data_ptr(), &header, sizeof header);
 
   struct Stage {

@@ -10,6 +10,7 @@
 #include "csrc/kernels/common/scalar.h"
 #include "csrc/kernels/tables.h"
 #include "csrc/torch/checks.h"
+#include "csrc/torch/huge_tensor.h"
 #include "csrc/torch/torch_headers.h"
 
 namespace tle {
@@ -74,7 +75,7 @@ at::Tensor quantize_linear_weight(const at::Tensor& weight, c10::string_view sch
   const SchemeSpec spec = parse_scheme(std::string(scheme), group_size);
   PackedHeader header = make_header(spec, weight.size(0), weight.size(1));
   const PackedLayout layout = layout_of(header);
-  at::Tensor packed = at::empty({layout.total_bytes}, weight.options().dtype(at::kByte));
+  at::Tensor packed = empty_huge({layout.total_bytes}, weight.options().dtype(at::kByte), Arena::kWeights);
   const Rows rows = rows_of(weight);
   // Grouped scales are fp16, as GGUF has them, or bf16 for the whole tensor where one of them is outside fp16's normal
   // range.
@@ -144,7 +145,7 @@ at::Tensor pack_linear_weight(const at::Tensor& codes, const at::Tensor& scales,
                       kMaxKFullRange);
   }
   const PackedLayout final_layout = layout_of(header);  // fp32 scales take more room than make_header's
-  at::Tensor packed = at::empty({final_layout.total_bytes}, codes.options().dtype(at::kByte));
+  at::Tensor packed = empty_huge({final_layout.total_bytes}, codes.options().dtype(at::kByte), Arena::kWeights);
   uint8_t* out = packed.mutable_data_ptr<uint8_t>();
   memcpy(out, &header, sizeof header);
   for (int64_t p = 0; p < final_layout.panels; ++p) {

@@ -54,6 +54,10 @@
   X("rotary_embedding(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor q_out, Tensor k_out)")                   \
   /* int64 [...]: the first index of the last dimension's largest element, as torch.argmax (a NaN is the largest) */   \
   X("argmax(Tensor x) -> Tensor")                                                                                     \
+  /* as torch.empty, for slots of a cache: in huge pages where the system has them */                                 \
+  X("empty_cache_slots(int[] size, ScalarType dtype) -> Tensor")                                                      \
+  /* asks the system to move a dense tensor's memory into huge pages; the tensor does not change */                   \
+  X("advise_huge_pages(Tensor tensor) -> ()")                                                                         \
   /* q [B, Hq, Q, D], k [B, Hkv, S, D], v [B, Hkv, S, Dv] -> [B, Hq, Q, Dv] (stored as [B, Q, Hq, Dv]). mask:          \
      bool (True: may be attended) or floating (added to the scores), broadcastable to [B, Hq, Q, S]. causal: query i   \
      sees keys up to S - Q + i. window > 0: only the last `window` of those. starts int64 [B]: first real key.         \

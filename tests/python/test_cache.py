@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import re
 
 import pytest
 import torch
@@ -231,3 +233,48 @@ def test_a_patched_model_uses_it_by_default_and_only_then():
         cache_of(past_key_values=tle_torch.Cache(model.config), cache_implementation="static")
     tle_torch.unpatch_model(model)
     assert type(model(ids).past_key_values) is DynamicCache
+
+
+# ---- memory ----
+
+
+def test_slots_are_tensors_like_any_other():
+    slots = torch.ops.tle.empty_cache_slots([2, 3, 1000, 64], torch.bfloat16)
+    assert slots.shape == (2, 3, 1000, 64) and slots.dtype == torch.bfloat16 and slots.is_contiguous()
+    slots.fill_(2)
+    copies = [copy.deepcopy(slots), pickle.loads(pickle.dumps(slots)), slots.clone()]
+    view = slots[1, :, 5:7]
+    del slots  # the view keeps the memory
+    gc.collect()
+    assert all(bool((t == 2).all()) for t in [view, *copies])
+    assert torch.ops.tle.empty_cache_slots([0, 4], torch.float32).numel() == 0
+    with pytest.raises(ValueError, match="must not be negative"):
+        torch.ops.tle.empty_cache_slots([2, -1], torch.float32)
+    torch.library.opcheck(torch.ops.tle.empty_cache_slots.default, ([2, 3], torch.float16), test_utils="test_faketensor")
+
+
+def test_advice_does_not_change_a_tensor():
+    dense = torch.randn(1500, 1000)
+    before = dense.clone()
+    torch.ops.tle.advise_huge_pages(dense)
+    torch.ops.tle.advise_huge_pages(dense.t())
+    torch.ops.tle.advise_huge_pages(dense[:, ::2])
+    torch.ops.tle.advise_huge_pages(torch.empty(0))
+    assert torch.equal(dense, before)
+    torch.library.opcheck(torch.ops.tle.advise_huge_pages.default, (dense,))
+
+
+def test_memory_goes_back_with_its_tensors():
+    def resident():
+        with open("/proc/self/status") as status:
+            return int(re.search(r"VmRSS:\s+(\d+)", status.read())[1]) * 1024
+
+    before = resident()
+    # Blocks that share regions, and some with regions of their own.
+    blocks = [torch.ops.tle.empty_cache_slots([size << 20], torch.uint8).fill_(1) for size in [5] * 20 + [40]]
+    assert resident() - before > 130 << 20
+    keep = blocks[3]
+    del blocks
+    gc.collect()
+    assert resident() - before < 40 << 20, "freed blocks stay resident"
+    assert bool((keep == 1).all())

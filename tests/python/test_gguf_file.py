@@ -96,7 +96,7 @@ def test_against_the_gguf_package(tmp_path):
             assert np.array_equal(got.reshape(array.shape), array.astype(np.float32))
         q = file.tensors["q"]
         assert np.array_equal(file.bytes_of(q).numpy(), blocks.reshape(-1))
-        file.release_until(q)
+        file.release()
         assert np.array_equal(file.bytes_of(q).numpy(), blocks.reshape(-1))
 
 
