@@ -80,11 +80,8 @@ at::Tensor argmax(const at::Tensor& x) {
 }  // namespace
 
 int64_t first_largest(const void* row, DType dtype, int64_t n) {
-  switch (dtype) {
-    case DType::kF32: return first_largest<int32_t, 0x7F800000>(static_cast<const int32_t*>(row), n);
-    case DType::kBF16: return first_largest<int16_t, 0x7F80>(static_cast<const int16_t*>(row), n);
-    case DType::kF16: break;
-  }
+  if (dtype == DType::kF32) return first_largest<int32_t, 0x7F800000>(static_cast<const int32_t*>(row), n);
+  if (dtype == DType::kBF16) return first_largest<int16_t, 0x7F80>(static_cast<const int16_t*>(row), n);
   return first_largest<int16_t, 0x7C00>(static_cast<const int16_t*>(row), n);
 }
 
