@@ -316,7 +316,7 @@ def layer_weights(scheme: str, dtype: torch.dtype, biases: bool, seed: int) -> l
 
 
 def decoder_cases() -> Iterator[Case]:
-    """fused_mlp, fused_transformer_layer, fused_decode_step (and planned), of every scheme."""
+    """fused_mlp, fused_transformer_layer, fused_decode_step (and planned), whole tokens, of every scheme."""
     for scheme in [*SCHEMES, "dense"]:
         for name, dtype in DTYPES.items():
             biases = dtype == torch.bfloat16
@@ -335,6 +335,8 @@ def decoder_cases() -> Iterator[Case]:
         for used, tokens in ((0, 7), (7, 1)):
             yield f"fused_decode_step/{scheme} {tokens}", step_case(layers, used, tokens, planned=False)
             yield f"planned_decode_step/{scheme} {tokens}", step_case(layers, used, tokens, planned=True)
+        yield f"planned_logits/{scheme} 7", token_case(layers, scheme, 7, greedy=False)
+        yield f"planned_greedy_steps/{scheme} 7", token_case(layers, scheme, 7, greedy=True)
 
 
 def step_inputs(dtype: torch.dtype, used: int, tokens: int, layers: int):
@@ -367,6 +369,27 @@ def step_case(layers: list[list[torch.Tensor | None]], used: int, tokens: int, p
             out = tle.planned_decode_step(hidden, plan, k, v, used, cos, sin)
         else:
             out = tle.fused_decode_step(hidden, weights, k, v, used, cos, sin, *settings)
+        return out, *k, *v
+
+    return run
+
+
+def token_case(layers: list[list[torch.Tensor | None]], scheme: str, used: int, greedy: bool):
+    def run():
+        _, k, v, _, _ = step_inputs(torch.bfloat16, used, 1, len(layers))
+        weights = [*layers[0], *layers[1], values(HIDDEN, seed=79, dtype=torch.bfloat16)]
+        plan = torch.classes.tle.DecodePlan(weights, *LAYER, "llama", [1, 0], [0, 4])
+        table, head = (values(50, HIDDEN, seed=seed, dtype=torch.bfloat16, exponent=-3) for seed in (70, 71))
+        if scheme != "dense":
+            table, head = (tle.quantize_linear_weight(weight, scheme) for weight in (table, head))
+        frequencies = torch.arange(1, 17) / 16  # exact
+        tokens = torch.classes.tle.TokenPlan(plan, table, head, None, 50, 50, HIDDEN, frequencies, 1.0)
+        if greedy:
+            # One step: how many fit into its time depends on the machine.
+            k, v = ([t[:1] for t in caches] for caches in (k, v))
+            out = tle.planned_greedy_steps(torch.tensor([3]), tokens, k, v, used, torch.tensor([[used]]), 1)
+        else:
+            out = tle.planned_logits(torch.tensor([3, 49]), tokens, k, v, used, torch.tensor([[used], [5]]), torch.tensor([0, 2]))
         return out, *k, *v
 
     return run
