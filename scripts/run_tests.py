@@ -55,7 +55,7 @@ AARCH64_CPUS = (
 AARCH64_CPU_FAST = "max,sve-max-vq=2"
 # Those on which pytest runs with --arm; a72 is a53 to it.
 AARCH64_PYTEST_CPUS = tuple(cpu for cpu in AARCH64_CPUS if cpu != "cortex-a72")
-# Which files of tests/python share a process there, since it takes half a minute to start; "rest" has what is not named.
+# Files of tests/python that share a process there, since one takes half a minute to start; "rest": what is not named.
 AARCH64_PYTEST_PARTS = {
     "operators": ("attention", "counts", "decoder", "frequencies", "gguf_ops", "linear", "rows", "sdot", "symbols"),
     "golden": ("golden",),
@@ -224,8 +224,8 @@ def aarch64_pytest_stages(options: argparse.Namespace) -> list[Stage]:
         for part, names in AARCH64_PYTEST_PARTS.items():
             stage = Stage(f"pytest-{cpu}-{part}", [], timeout=7200, needs=package)
             stage.tests = tuple(f"test_{name}.py" for name in sorted(names or rest))
-            stage.command = ["bash", str(ROOT / "scripts" / "arm" / "run.sh"), "--cpu", cpu, "-m", "pytest", "-v", "-ra"]
-            stage.command += ["-p", "no:cacheprovider", f"--junitxml={stage.junit}", *options.pytest]
+            stage.command = ["bash", str(ROOT / "scripts" / "arm" / "run.sh"), "--cpu", cpu, "-m", "pytest", "-v"]
+            stage.command += ["-ra", "-p", "no:cacheprovider", f"--junitxml={stage.junit}", *options.pytest]
             stage.command += [str(PYTHON_TESTS / name) for name in stage.tests]
             stage.environment["OMP_NUM_THREADS"] = "1"
             stage.group, stage.one_core = f"pytest-{cpu}", True
@@ -255,7 +255,7 @@ def pytest_stages(options: argparse.Namespace) -> list[Stage]:
 
 
 def read_junit(path: Path, module: str = "") -> Result:
-    """Counts the test cases of a JUnit file, pytest's or GoogleTest's; of pytest's only those of `module`, if it is given."""
+    """Counts the test cases of a JUnit file, pytest's or GoogleTest's; of pytest's those of `module`, if given."""
     result = Result()
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         if module and module not in case.get("classname", "").split("."):

@@ -29,7 +29,7 @@ def generate(model, ids, **kwargs):
 
 
 def padded(lengths=(3, 12), seed=2):
-    """Left-padded ids and mask; of a seed whose beams are not nearly tied, so that rounding does not choose between them."""
+    """Left-padded ids and mask, of a seed whose beams are not so nearly tied that rounding would choose."""
     ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, length in enumerate(lengths):
