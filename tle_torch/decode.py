@@ -242,14 +242,14 @@ def _pair(linear: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 class TokenPlan:
-    """A `StepPlan` and what stands around the layers (embedding, rotary tables, head): from token ids to logits, or on to the
-    next ids, without Python in between. It holds the tensors that the model has now: for a stretch in which nobody can change
-    the model."""
+    """A `StepPlan` and what stands around the layers (embedding, rotary tables, head): from token ids to logits, or on
+    to the next ids, without Python in between. It holds the tensors that the model has now: for a stretch in which
+    nobody can change the model."""
 
     @classmethod
     def of(cls, model: nn.Module, plan: StepPlan) -> TokenPlan | None:
-        """The plan for a causal model whose logits are its head applied to its decoder's output; None if its embedding, its
-        rotary tables or its head do more than the operators."""
+        """The plan for a causal model whose logits are its head applied to its decoder's output; None if its embedding,
+        its rotary tables or its head do more than the operators."""
         decoder, head = model.base_model, model.get_output_embeddings()
         embedding, rotary = decoder.get_input_embeddings(), getattr(decoder, plan.rotary)
         if any(has_user_hooks(m) for m in (embedding, rotary, head)):
@@ -267,7 +267,8 @@ class TokenPlan:
         if "dynamic" in rotary.rope_type or rotary.rope_type == "longrope":
             return None
         sizes = (embedding.num_embeddings, head.out_features, embedding.embedding_dim)
-        return cls(plan, (table, linear_weight(head), head.bias, *sizes, rotary.inv_freq.float(), rotary.attention_scaling))
+        rotation = (rotary.inv_freq.float(), rotary.attention_scaling)
+        return cls(plan, (table, linear_weight(head), head.bias, *sizes, *rotation))
 
     def __init__(self, plan: StepPlan, parts: tuple):
         self.plan = plan
@@ -291,8 +292,8 @@ class TokenPlan:
         count: int,
         ends: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The next n tokens after `tokens`, int64 [1], each the likeliest: int64 [n], 1 <= n <= `count`. Stops after a token of
-        `ends`, and when about 0.1 s have passed. All but the last are stored."""
+        """The next n tokens after `tokens`, int64 [1], each the likeliest: int64 [n], 1 <= n <= `count`. Stops after a
+        token of `ends`, and when about 0.1 s have passed. All but the last are stored."""
         keys, values, used = self._room(cache, 1, count)
         chosen = _greedy_steps(tokens, self._native, keys, values, used, position_ids, count, ends, starts)
         cache.commit_step(self.plan.layer_count, len(chosen))

@@ -8,8 +8,8 @@ namespace tle {
 
 namespace {
 
-// Of blocks: few enough that memory is read in long streams, enough that the last one to finish keeps the others waiting
-// only briefly.
+// Of blocks: few enough that memory is read in long streams, enough that the last one to finish keeps the others
+// waiting only briefly.
 constexpr int64_t kUnitsPerMember = 8;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -30,8 +30,8 @@ struct Pass {
   const int64_t* starts;
 };
 
-// What follows the projections of q, k and v: head norms, rotary, and the new keys and values into the cache. A unit is one
-// token's group: a key head and the query heads that share it.
+// What follows the projections of q, k and v: head norms, rotary, and the new keys and values into the cache. A unit is
+// one token's group: a key head and the query heads that share it.
 struct HeadsStage {
   RmsNormFn* norm;
   RotaryFn* rotary;

@@ -53,8 +53,9 @@ struct DecoderInput {
   const int64_t* starts;  // [batch]: first real key, or null
 };
 
-// Runs the layers and, with final_norm, the last norm of the model. out [batch, tokens, hidden], contiguous. Long inputs are cut
-// into blocks of tokens, so that working memory does not grow with the prompt; results do not depend on the cut.
+// Runs the layers and, with final_norm, the last norm of the model. out [batch, tokens, hidden], contiguous. Long
+// inputs are cut into blocks of tokens, so that working memory does not grow with the prompt; results do not depend on
+// the cut.
 void run_decoder(const DecoderShape& shape, const DecoderLayer* layers, int64_t count, const DecoderInput& input,
                  const NormWeight& final_norm, void* out);
 

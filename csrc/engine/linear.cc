@@ -9,8 +9,9 @@ namespace tle {
 
 namespace {
 
-// Of weights per unit. A member's units lie side by side, so they can be short: at the end of a stage somebody waits for half a unit. A dense
-// weight is read as several streams of adjacent rows (kernels/linear_dense), which want to be long each.
+// Of weights per unit. A member's units lie side by side, so they can be short: at the end of a stage somebody waits
+// for half a unit. A dense weight is read as several streams of adjacent rows (kernels/linear_dense), which want to be
+// long each.
 constexpr int64_t kPackedUnitBytes = 16 * 1024, kDenseUnitBytes = 256 * 1024;
 // Of weights per unit of a GEMM, which find room in the second-level cache together with the rows.
 constexpr int64_t kGemmUnitBytes = 192 * 1024;

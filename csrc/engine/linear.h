@@ -27,8 +27,8 @@ struct QuantizedRows {
   float* scales = nullptr;  // [rows, groups]
   int32_t* sums = nullptr;  // [rows, groups]
 
-  // Whole lines of weights, and an odd number of 64 bytes: rows that lie a power of two apart would fight for the same few
-  // places in the first-level cache.
+  // Whole lines of weights, and an odd number of 64 bytes: rows that lie a power of two apart would fight for the same
+  // few places in the first-level cache.
   static constexpr int64_t stride_for(int64_t k) { return ((k + 63) / 64 | 1) * 64; }
 };
 

@@ -6,7 +6,8 @@
 
 namespace tle {
 
-// The first index of the largest of n >= 1 elements, as torch.argmax has it: a NaN is the largest, both zeros are equal.
+// The first index of the largest of n >= 1 elements, as torch.argmax has it: a NaN is the largest, both zeros are
+// equal.
 int64_t first_largest(const void* row, DType dtype, int64_t n);
 
 }  // namespace tle

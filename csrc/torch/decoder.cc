@@ -262,13 +262,13 @@ at::Tensor fused_decode_step(const at::Tensor& hidden, const OptionalTensors& we
                      starts);
 }
 
-// The weights and settings of fused_decode_step, kept between calls: handing over some hundred tensors costs a small model more
-// than its attention.
+// The weights and settings of fused_decode_step, kept between calls: handing over some hundred tensors costs a small
+// model more than its attention.
 struct DecodePlan : torch::CustomClassHolder {
   DecodePlan(const OptionalTensors& list, DecodeSettings settings) : weights(plain(list)), settings(std::move(settings)) {}
 
-  // The weights of the last token went through the caches since the tensors were looked at, so each would be waited for, one after
-  // the other. Their addresses are known: asking for all of them first takes a tenth of that.
+  // The weights of the last token went through the caches since the tensors were looked at, so each would be waited
+  // for, one after the other. Their addresses are known: asking for all of them first takes a tenth of that.
   void prefetch(at::TensorList k_cache, at::TensorList v_cache) const {
     auto each = [&](auto&& visit) {
       for (const auto& list : {at::TensorList(weights), k_cache, v_cache})
@@ -465,8 +465,9 @@ TORCH_LIBRARY_FRAGMENT(tle, m) {
   // The logits [B, V] after one more token per batch row. tokens int64 [B], position_ids int64 [1 or B, 1].
   m.def("planned_logits(Tensor tokens, __torch__.torch.classes.tle.TokenPlan plan, Tensor(a!)[] k_cache, "
         "Tensor(b!)[] v_cache, int cache_len, Tensor position_ids, Tensor? starts=None) -> Tensor");
-  // Greedy decoding from tokens [1]: the next n <= count tokens, int64 [n]. Ends after a token of `ends` (int64 [E]), and, with at
-  // least one token, when about 0.1 s have passed. n slots of the caches are filled: the last token's are not.
+  // Greedy decoding from tokens [1]: the next n <= count tokens, int64 [n]. Ends after a token of `ends` (int64 [E]),
+  // and, with at least one token, when about 0.1 s have passed. n slots of the caches are filled: the last token's are
+  // not.
   m.def("planned_greedy_steps(Tensor tokens, __torch__.torch.classes.tle.TokenPlan plan, Tensor(a!)[] k_cache, "
         "Tensor(b!)[] v_cache, int cache_len, Tensor position_ids, int count, Tensor? ends=None, Tensor? starts=None) -> Tensor");
 }

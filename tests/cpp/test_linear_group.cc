@@ -35,7 +35,8 @@ PackedHeader header_of(const Kind& kind, DType scale_type, int64_t n, int64_t k)
   return h;
 }
 
-// A packed weight with random codes (the extreme ones among them), scales and minima. misaligned: 8-byte aligned only, as in a mapped file.
+// A packed weight with random codes (the extreme ones among them), scales and minima. misaligned: 8-byte aligned only,
+// as in a mapped file.
 struct Weight {
   Weight(Random& random, const Kind& kind, DType scale_type, int64_t n, int64_t k, bool misaligned = false)
       : kind(kind), scale_type(scale_type), n(n), k(k), header(header_of(kind, scale_type, n, k)), layout(layout_of(header)),
@@ -221,7 +222,8 @@ TEST(LinearGroup, ManyRowsAndPanels) {
     }
 }
 
-// Sums at their limits: what saturates in 16 bits, or wraps where -128 is negated, shows here. With scales of 1 every result is an exact integer.
+// Sums at their limits: what saturates in 16 bits, or wraps where -128 is negated, shows here. With scales of 1 every
+// result is an exact integer.
 TEST(LinearGroup, ExtremeCodes) {
   Random random(3);
   const int64_t n = 17, k = 300;

@@ -1,5 +1,6 @@
-// y = x W^T where activations are quantised in groups of k, and weights in the same groups or per channel; int8 activation codes, 8-bit or 4-bit
-// weight codes, weights packed in panels (runtime/packed_weight.h), any number of rows.
+// y = x W^T where activations are quantised in groups of k, and weights in the same groups or per channel; int8
+// activation codes, 8-bit or 4-bit weight codes, weights packed in panels (runtime/packed_weight.h), any number of
+// rows.
 //
 //   isum[g] = sum over the k of group g of x[m, k] q[n, k]                 exact in int32
 //   weights by groups, in increasing g, acc from 0 in fp32:
@@ -11,9 +12,10 @@
 //
 // q is the code: signed (8 bits), code - 8 (4 bits, symmetric), code (4 bits with minima).
 //
-// A panel holds 16 channels in lines of 64 bytes, [16 channels][4 consecutive k] of 8 bits or [16][8] of 4 bits (the low nibble of byte i is k + i, the
-// high one k + 4 + i). Per channel: all lines, then 16 fp32 scales at scale_offset. By groups, for every two of them: 2 x 16 scales, 2 x 16
-// minima if there are minima, the lines of the two groups; of a last group that stands alone, the same with its lines only.
+// A panel holds 16 channels in lines of 64 bytes, [16 channels][4 consecutive k] of 8 bits or [16][8] of 4 bits (the
+// low nibble of byte i is k + i, the high one k + 4 + i). Per channel: all lines, then 16 fp32 scales at scale_offset.
+// By groups, for every two of them: 2 x 16 scales, 2 x 16 minima if there are minima, the lines of the two groups; of a
+// last group that stands alone, the same with its lines only.
 #pragma once
 
 #include <stdint.h>

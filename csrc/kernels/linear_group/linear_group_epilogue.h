@@ -1,4 +1,5 @@
-// What every vector variant of linear_group shares: where things lie, and how a tile ends. Include after one of common/lanes_*.h.
+// What every vector variant of linear_group shares: where things lie, and how a tile ends. Include after one of
+// common/lanes_*.h.
 #pragma once
 
 #include "csrc/kernels/linear_group/linear_group.h"
@@ -22,7 +23,8 @@ static inline f32x16 linear_group_load(DType t, const uint8_t* p) {
   }
 }
 
-// out[row, 16 panel ...] from what the groups added up to. One copy of it for all tiles: it is long, and called once for a panel.
+// out[row, 16 panel ...] from what the groups added up to. One copy of it for all tiles: it is long, and called once
+// for a panel.
 [[gnu::noinline]] static void linear_group_store(const LinearGroupArgs& a, int64_t row, int64_t panel, f32x16 y) {
   const int64_t first = 16 * panel, channels = a.n - first < 16 ? a.n - first : 16;
   if (a.channel_scale) y = mul(y, load_as<DType::kF32>(linear_group_panel(a, panel) + a.scale_offset, 0));

@@ -1,14 +1,15 @@
-// Sums of a group by vpmaddubsw (unsigned times signed bytes, pairs added in 16 bits), for x86 without VNNI. Include after the lanes and after
-// these primitives of the file's width:
+// Sums of a group by vpmaddubsw (unsigned times signed bytes, pairs added in 16 bits), for x86 without VNNI. Include
+// after the lanes and after these primitives of the file's width:
 //
 //   Bytes                          a register of bytes, words or 32-bit integers
 //   Bytes load_bytes(const uint8_t*), splat8(int8_t), splat16(int16_t), splat32(int32_t), xor_bits, and_bits, add16, add32
 //   Bytes shift16(Bytes)           words >> 4
 //   Bytes maddubs(Bytes u, Bytes s), madd(Bytes, Bytes)
 //
-// Codes stay below 16, so that the products of 32 k add up in 16 bits: a word takes two products of each of 8 steps, 8 * 2 * 15 * 127 = 30480.
-// 8-bit codes are two such: XOR with 0x80 makes w + 128 = 16 high + low. That is two vpmaddubsw and two additions a line, as many as by
-// 16-bit products or by |w| times x with w's sign, without widening x and without the reduction of every line to 32 bits.
+// Codes stay below 16, so that the products of 32 k add up in 16 bits: a word takes two products of each of 8 steps, 8
+// * 2 * 15 * 127 = 30480. 8-bit codes are two such: XOR with 0x80 makes w + 128 = 16 high + low. That is two vpmaddubsw
+// and two additions a line, as many as by 16-bit products or by |w| times x with w's sign, without widening x and
+// without the reduction of every line to 32 bits.
 #pragma once
 
 #include "csrc/kernels/common/registers.h"

@@ -1,5 +1,5 @@
-// linear_group by tiles of rows x one panel, for every vector variant whose registers hold sums of one row; include after one of
-// common/lanes_*.h and after these primitives of the file's width:
+// linear_group by tiles of rows x one panel, for every vector variant whose registers hold sums of one row; include
+// after one of common/lanes_*.h and after these primitives of the file's width:
 //
 //   Sums, Part                     a register of 32-bit integers, of fp32 numbers: one for each of 16 / kParts channels
 //   kParts                         registers that hold 16 channels
@@ -17,9 +17,10 @@
 namespace tle {
 namespace {
 
-// What is read ahead, measured on Zen 4 with 1 to 8 rows of 4096 k. While a line takes few products, the hardware's prefetching keeps up with the
-// weights, but a panel takes x out of the first-level cache as it passes, and several loads wait for each line of x: asking for it in time is
-// worth 5 to 40 %. From 5 products a line on the weights come too slowly for the hardware to follow: asking for them is worth 20 to 50 %.
+// What is read ahead, measured on Zen 4 with 1 to 8 rows of 4096 k. While a line takes few products, the hardware's
+// prefetching keeps up with the weights, but a panel takes x out of the first-level cache as it passes, and several
+// loads wait for each line of x: asking for it in time is worth 5 to 40 %. From 5 products a line on the weights come
+// too slowly for the hardware to follow: asking for them is worth 20 to 50 %.
 constexpr int64_t kAheadInX = 128, kAheadInWeights = 4096;
 template <GroupCodes kCodes, int kRows>
 constexpr bool kFewProducts = kRows * (kCodes == GroupCodes::kInt8 ? 1 : 2) <= 4;
@@ -34,8 +35,9 @@ struct Place {
   int64_t group_lines, scale_bytes;  // lines of a whole group, bytes of 16 scales: computed once, not for each group
 };
 
-// acc += the next group, g. Its sums are made for kTogether parts at a time, so that they, the rows' fp32 accumulators and the codes fit the
-// registers; a line that is unpacked serves kRows rows. kWhole: the group is not cut short by the end of k.
+// acc += the next group, g. Its sums are made for kTogether parts at a time, so that they, the rows' fp32 accumulators
+// and the codes fit the registers; a line that is unpacked serves kRows rows. kWhole: the group is not cut short by the
+// end of k.
 template <GroupCodes kCodes, bool kChannelScale, int kTogether, bool kWhole, int kRows>
 static inline void add_group(const LinearGroupArgs& a, int64_t g, int64_t groups, Place<kRows>& at, Part (&acc)[kRows][kParts]) {
   constexpr bool kMin = kCodes == GroupCodes::kInt4Min;

@@ -1,7 +1,7 @@
 // AVX-512 VNNI: a line is one register, and vpdpbusd multiplies its codes, unsigned, by 4 broadcast codes of x.
 //
-// 4-bit codes are unsigned; 8-bit ones become so by XOR with 0x80 (w + 128). The sum is then too large by 8 or 128 sum(x): a group
-// starts at minus that.
+// 4-bit codes are unsigned; 8-bit ones become so by XOR with 0x80 (w + 128). The sum is then too large by 8 or 128
+// sum(x): a group starts at minus that.
 #include "csrc/kernels/common/lanes_avx512.h"
 #include "csrc/kernels/common/registers.h"
 #include "csrc/kernels/linear_group/linear_group.h"
