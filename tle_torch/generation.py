@@ -26,6 +26,7 @@ from transformers.generation.logits_process import (
     MinNewTokensLengthLogitsProcessor,
 )
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+from transformers.generation.streamers import TextIteratorStreamer, TextStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from tle_torch.attention import left_padding
@@ -63,6 +64,8 @@ _ARITHMETIC = frozenset(
 _KNOWN_INPUTS = frozenset(
     {"attention_mask", "inputs_embeds", "logits_to_keep", "past_key_values", "position_ids", "use_cache"}
 )
+# Streamers that pass text on and touch no model; a subclass may do anything.
+_PRINTERS = frozenset({TextStreamer, TextIteratorStreamer})
 # Tokens that one call may make.
 _STRETCH = 32
 # What would have to be recorded at every step.
@@ -156,9 +159,13 @@ class SampleLoop:
         ends = [c.eos_token_id.view(-1) for c in criteria if type(c) is EosTokenCriteria]
         self.ends = torch.cat(ends).long() if ends else None
         self.others = any(type(c) not in (MaxLengthCriteria, EosTokenCriteria) for c in criteria)
-        # Whether nothing but this loop and transformers' own arithmetic runs between two tokens: then nobody can have
-        # changed the model.
-        self.quiet = streamer is None and not self.others and all(_is_arithmetic(p) for p in processors)
+        # Whether nothing but this loop and transformers' own code runs between two tokens: then nobody can have changed
+        # the model.
+        self.quiet = (
+            (streamer is None or type(streamer) in _PRINTERS)
+            and not self.others
+            and all(_is_arithmetic(p) for p in processors)
+        )
         self._plan = None
         self._tokens: TokenPlan | None = None
         self.pads = any(hasattr(c, "eos_token_id") for c in criteria)
@@ -171,7 +178,9 @@ class SampleLoop:
         logits = outputs.logits[:, -1].clone()
         del outputs  # the prompt's logits may be large
         unfinished = torch.ones(self.batch, dtype=torch.long, device=self.prompt.device)
+        # Whether several tokens may come at once.
         greedy = self.quiet and self.batch == 1 and not self.processors and not self.config.do_sample
+        greedy = greedy and self.streamer is None
         while True:
             tokens = self._choose(logits)
             if self.pads and (self.batch > 1):

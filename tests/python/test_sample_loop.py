@@ -16,7 +16,7 @@ from transformers import (
     StoppingCriteriaList,
     set_seed,
 )
-from transformers.generation.streamers import BaseStreamer
+from transformers.generation.streamers import BaseStreamer, TextStreamer
 
 import tiny
 import tle_torch
@@ -158,6 +158,23 @@ def test_streamer_sees_the_same_calls(model, runs, monkeypatch):
 
     both(model, tiny.tokens(1, 5), streamer=make, max_new_tokens=6, do_sample=False, monkeypatch=monkeypatch)
     assert runs == [1] and records[0].calls == records[1].calls and records[0].calls[-1] == "end"
+
+
+def test_a_text_streamer_gets_its_text_token_by_token(model, runs, monkeypatch, capsys):
+    class Letters:
+        """Every token a letter and a space."""
+
+        def decode(self, tokens, **kwargs):
+            return "".join(chr(97 + int(token) % 26) + " " for token in tokens)
+
+    arguments = {"streamer": lambda: TextStreamer(Letters()), "max_new_tokens": 12, "do_sample": False}
+    texts = []
+    for _ in range(2):
+        both(model, tiny.tokens(1, 5), monkeypatch=monkeypatch, **arguments)
+        texts.append(capsys.readouterr().out)
+    # The lean loop's lines and transformers' own.
+    lean, own = texts[0].splitlines()
+    assert lean == own and len(lean.split()) == 17 and texts[0] == texts[1] and len(runs) == 2
 
 
 @pytest.mark.parametrize(
