@@ -7,9 +7,8 @@ Ways: `tle_torch.from_gguf`, and `AutoModelForCausalLM.from_pretrained(gguf_file
 transformers loads the same file. Each runs in fresh processes, in turn, and in each of them twice:
 
 - cold: seconds and resident memory of the first call. Memory then also counts what the process touches for the first
-  time whatever it
-  loads: torch's code, of which every operator brings some 64 KiB pages, and Python modules that are imported when
-      needed.
+  time whatever it loads: torch's code, of which every operator brings some 64 KiB pages, and Python modules that are
+  imported when needed.
 - warm: of a second call, while the first model is still there. This is what the model and its tokenizer hold.
 
 Printed: the median of the seconds, and memory as growth of the resident set over the size of the file.
