@@ -11,8 +11,8 @@ namespace tle {
 enum class Arena { kWeights, kCache };
 
 // A block of `bytes` on a 64-byte boundary, zeroed by the system. Blocks of up to some megabytes stand side by side in
-// one region that asks for huge pages, larger ones have their own. A region goes back to the system with its last
-// block; until then the whole huge pages of a freed block do. Throws std::bad_alloc. Any thread.
+// one region that asks for huge pages, larger ones have their own. A huge page goes back to the system with the last
+// block on it, a region's addresses with its last block. Throws std::bad_alloc. Any thread, and a forked child.
 struct HugeBlock {
   void* data = nullptr;
   int64_t bytes = 0;

@@ -1,9 +1,11 @@
 // empty_cache_slots and advise_huge_pages.
 #include "csrc/torch/huge_tensor.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <new>
 
 #include "csrc/torch/checks.h"
 
@@ -29,9 +31,14 @@ void advise_huge_pages(const at::Tensor& tensor) {
 }  // namespace
 
 at::Tensor empty_huge(at::IntArrayRef sizes, const at::TensorOptions& options, Arena arena) {
-  const int64_t bytes = c10::multiply_integers(sizes) * int64_t(options.dtype().itemsize());
+  const int64_t bytes = int64_t(at::detail::computeStorageNbytesContiguous(sizes, options.dtype().itemsize()));
   if (bytes < kSmall) return at::empty(sizes, options);
-  const HugeBlock block = allocate_huge(bytes, arena);
+  HugeBlock block;
+  try {
+    block = allocate_huge(bytes, arena);
+  } catch (const std::bad_alloc&) {
+    TORCH_CHECK(false, "cannot allocate ", bytes, " bytes for a tensor of ", sizes);
+  }
   return at::for_blob(block.data, sizes).options(options).deleter([block](void*) { free_huge(block); }).make_tensor();
 }
 

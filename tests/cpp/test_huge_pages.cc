@@ -2,7 +2,10 @@
 
 #include <stdint.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -46,6 +49,44 @@ TEST(HugePages, FreeingABlockLeavesItsNeighbours) {
   const HugeBlock d = allocate_huge(2 * kMega, Arena::kWeights);
   EXPECT_TRUE(all_bytes(d, 0));
   for (const HugeBlock& x : {a, c, d}) free_huge(x);
+}
+
+// Blocks share the page at which their region's next block begins.
+TEST(HugePages, ABlockAfterFreedOnesIsZeroed) {
+  const HugeBlock stays = allocate_huge(3 * kMega, Arena::kCache);
+  memset(stays.data, 1, size_t(stays.bytes));
+  for (int64_t bytes : {int64_t(100), kMega / 2, 2 * kMega, 5 * kMega + 64, 3 * kMega}) {
+    const HugeBlock passes = allocate_huge(bytes, Arena::kCache);
+    EXPECT_TRUE(all_bytes(passes, 0));
+    memset(passes.data, 2, size_t(bytes));
+    free_huge(passes);
+  }
+  EXPECT_TRUE(all_bytes(stays, 1));
+  free_huge(stays);
+}
+
+// Forks while other threads are inside: the child must not wait for them.
+TEST(HugePages, AForkedChildAllocates) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t)
+    threads.emplace_back([&] {
+      while (!stop) free_huge(allocate_huge(kMega, Arena::kWeights));
+    });
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(600);  // a child that hangs dies of it
+      free_huge(allocate_huge(kMega, Arena::kWeights));
+      _exit(0);
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    if (status != 0) break;
+  }
+  stop = true;
+  for (std::thread& t : threads) t.join();
 }
 
 TEST(HugePages, AnyThreadAllocatesAndFrees) {

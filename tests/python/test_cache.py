@@ -264,11 +264,13 @@ def test_advice_does_not_change_a_tensor():
     torch.library.opcheck(torch.ops.tle.advise_huge_pages.default, (dense,))
 
 
-def test_memory_goes_back_with_its_tensors():
-    def resident():
-        with open("/proc/self/status") as status:
-            return int(re.search(r"VmRSS:\s+(\d+)", status.read())[1]) * 1024
+def resident() -> int:
+    """Bytes of memory that the process has."""
+    with open("/proc/self/status") as status:
+        return int(re.search(r"VmRSS:\s+(\d+)", status.read())[1]) * 1024
 
+
+def test_memory_goes_back_with_its_tensors():
     before = resident()
     # Blocks that share regions, and some with regions of their own.
     blocks = [torch.ops.tle.empty_cache_slots([size << 20], torch.uint8).fill_(1) for size in [5] * 20 + [40]]
@@ -278,3 +280,22 @@ def test_memory_goes_back_with_its_tensors():
     gc.collect()
     assert resident() - before < 40 << 20, "freed blocks stay resident"
     assert bool((keep == 1).all())
+
+
+def test_memory_goes_back_beside_what_stays():
+    before = resident()
+    keep = []
+    for _ in range(12):
+        passing = [torch.ops.tle.empty_cache_slots([1 << 20], torch.uint8).fill_(1) for _ in range(15)]
+        keep.append(torch.ops.tle.empty_cache_slots([1 << 20], torch.uint8).fill_(2))
+        del passing
+    # One huge page each at most.
+    assert resident() - before < 40 << 20, "blocks that stay keep their freed neighbours resident"
+    assert all(bool((block == 2).all()) for block in keep)
+
+
+def test_a_tensor_that_finds_no_memory_is_an_error():
+    with pytest.raises(RuntimeError, match="cannot allocate 70368744177664 bytes"):
+        torch.ops.tle.empty_cache_slots([1 << 46], torch.uint8)
+    with pytest.raises(RuntimeError, match="overflow"):
+        torch.ops.tle.empty_cache_slots([(1 << 32) + 1, 1 << 32], torch.uint8)
