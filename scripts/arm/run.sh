@@ -18,6 +18,7 @@ fi
 
 ulimit -c 0 # a guest's crash would leave a core file of qemu's own
 unset LD_PRELOAD LD_LIBRARY_PATH
+unset PYTHONDONTWRITEBYTECODE # Debian's library comes without bytecode: compiling it at each start takes ten seconds
 # The guest sees the host's cores and OpenMP would take them all: two keep an emulated run predictable.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 qemu=("$TLE_QEMU" -cpu "$TLE_ARM_CPU" -L "$ARM_ROOT")

@@ -450,6 +450,18 @@ def smollm2_digests(model: torch.nn.Module, new_tokens: int = NEW_TOKENS) -> dic
     return {"logits": digest(logits), "tokens": answer[0, len(PROMPT) :].tolist()}
 
 
+def smollm2_digests_in_one_pass(model: torch.nn.Module, tokens: list[int]) -> dict[str, object]:
+    """What smollm2_digests gives if `tokens` is the greedy continuation, without a pass for each token: the prompt and
+    all tokens but the last go through the model at once, and each of `tokens` has to be the best after those before it.
+    Logits do not depend on how many tokens go through at once (test_decoder.py, test_smollm2.py)."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([PROMPT + tokens[:-1]])).logits
+    return {
+        "logits": digest(logits[:, : len(PROMPT)]),
+        "tokens": logits[0, len(PROMPT) - 1 :].argmax(-1).tolist(),
+    }
+
+
 # ---- the committed files ----
 
 

@@ -25,7 +25,7 @@ def pair(request):
 
 def generate(model, ids, **kwargs):
     set_seed(0)
-    return model.generate(ids, **{"max_new_tokens": 24, "do_sample": False, **kwargs})
+    return model.generate(ids, **{"max_new_tokens": 12, "do_sample": False, **kwargs})
 
 
 def padded(lengths=(3, 12), seed=2):
@@ -51,7 +51,7 @@ def padded(lengths=(3, 12), seed=2):
         {"use_cache": False},
         {"prefill_chunk_size": 5},
         {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
-        {"min_new_tokens": 24},
+        {"min_new_tokens": 12},
     ],
     ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items()) or "greedy",
 )
