@@ -55,12 +55,14 @@ AARCH64_CPUS = (
 AARCH64_CPU_FAST = "max,sve-max-vq=2"
 # Those on which pytest runs with --arm; a72 is a53 to it.
 AARCH64_PYTEST_CPUS = tuple(cpu for cpu in AARCH64_CPUS if cpu != "cortex-a72")
+# Of those with the same best level, the first runs everything; the slow tests of these two files, real weights with
+# every other scheme, are left out on the others: the kernels that they reach are that level's.
+AARCH64_WHOLE_CPUS = ("cortex-a53", "cortex-a76", "a64fx", "max,sve-max-vq=2")
+AARCH64_LEVEL_TESTS = ("test_golden.py", "test_smollm2.py")
 # Files of tests/python that share a process there, since one takes half a minute to start; "rest": what is not named.
 AARCH64_PYTEST_PARTS = {
-    "operators": ("attention", "counts", "decoder", "frequencies", "gguf_ops", "linear", "rows", "sdot", "symbols"),
-    "golden": ("golden",),
-    "smollm2": ("smollm2", "gguf_memory", "gguf_tokenizer"),
-    "processes": ("patch_process", "process"),
+    "operators": ("attention", "counts", "decoder", "gguf_ops", "linear", "rows", "sdot", "symbols"),
+    "golden": ("golden", "smollm2", "gguf_tokenizer"),
     "rest": (),
 }
 # x86-64's baseline (SSE2 to SSE4.2, no AVX) and AVX2 without AVX-512.
@@ -226,6 +228,8 @@ def aarch64_pytest_stages(options: argparse.Namespace) -> list[Stage]:
             stage.tests = tuple(f"test_{name}.py" for name in sorted(names or rest))
             stage.command = ["bash", str(ROOT / "scripts" / "arm" / "run.sh"), "--cpu", cpu, "-m", "pytest", "-v"]
             stage.command += ["-ra", "-p", "no:cacheprovider", f"--junitxml={stage.junit}", *options.pytest]
+            if cpu not in AARCH64_WHOLE_CPUS and set(AARCH64_LEVEL_TESTS) & set(stage.tests):
+                stage.command += ["-m", "not slow"]
             stage.command += [str(PYTHON_TESTS / name) for name in stage.tests]
             stage.environment["OMP_NUM_THREADS"] = "1"
             stage.group, stage.one_core = f"pytest-{cpu}", True

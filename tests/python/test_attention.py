@@ -102,7 +102,8 @@ def test_keys_and_values_of_different_sizes():
 @pytest.mark.parametrize("queries, keys", [(1, 1), (1, 600), (5, 5), (70, 70), (33, 300), (3, 2), (300, 300)])
 @pytest.mark.parametrize("window", [0, 1, 40, 256])
 def test_causal(queries, keys, window, dtype):
-    q, k, v = operands(2, 6, 2, queries, keys, 32, dtype=dtype)
+    batch = 1 if queries == 300 else 2
+    q, k, v = operands(batch, 6, 2, queries, keys, 32, dtype=dtype)
     got = same_everywhere(lambda: tle.attention(q, k, v, 0.2, causal=True, window=window))
     assert_close(got, q, k, v, 0.2, causal=True, window=window)
 
