@@ -62,7 +62,8 @@ AARCH64_LEVEL_TESTS = ("test_golden.py", "test_smollm2.py")
 # Files of tests/python that share a process there, since one takes half a minute to start; "rest": what is not named.
 AARCH64_PYTEST_PARTS = {
     "operators": ("attention", "counts", "decoder", "gguf_ops", "linear", "rows", "sdot", "symbols"),
-    "golden": ("golden", "smollm2", "gguf_tokenizer"),
+    "golden": ("golden",),
+    "smollm2": ("smollm2", "gguf_tokenizer"),
     "rest": (),
 }
 # x86-64's baseline (SSE2 to SSE4.2, no AVX) and AVX2 without AVX-512.
