@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tle_torch.set_num_threads(options.threads)
         return options.run(options, console)
     except (OSError, TypeError, ValueError) as error:
-        print(f"tle-torch: {error}", file=sys.stderr)
+        print("tle-torch:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -64,12 +64,19 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--quantize-head", action="store_true", help="also pack the language-model head")
         command.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="of activations (default bfloat16)")
         command.add_argument("--kv-dtype", choices=["int8"], help="of the cache (default: that of activations)")
-        command.add_argument("--max-new-tokens", type=int, default=512)
+        command.add_argument("--max-new-tokens", type=_positive, default=512)
         command.add_argument("--sample", action="store_true",
                              help="sample, with the model's own settings (default: greedy)")
         command.add_argument("--report", action="store_true", help="print what was patched")
         command.set_defaults(run=run)
     return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
 
 
 def _info(options: argparse.Namespace, console: Console) -> int:
@@ -96,13 +103,17 @@ def _load(options: argparse.Namespace, console: Console):
 
     if options.scheme is not None:
         check_scheme(options.scheme)  # before minutes of loading
+    path = Path(options.model)
+    # transformers takes every other text for the name of a model, and says what is wrong with the name.
+    if not path.exists() and (path.is_absolute() or path.suffix == ".gguf" or options.model.startswith(".")):
+        raise FileNotFoundError(f"there is no file or folder {options.model}")
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     dtype = _DTYPES[options.dtype]
     patch = {"quantize_head": options.quantize_head, "kv_dtype": _kv_dtype(options)}
     begin = time.perf_counter()
     with console.status(f"loading {options.model}"):
-        if Path(options.model).is_file():
+        if path.is_file():
             model, tokenizer = tle_torch.from_gguf(options.model, options.scheme, dtype=dtype, progress=False, **patch)
         else:
             tokenizer = AutoTokenizer.from_pretrained(options.model)
@@ -145,6 +156,8 @@ def _generate(options: argparse.Namespace, console: Console) -> int:
         inputs = tokenizer(prompt, return_tensors="pt")
     else:
         inputs = _chat_inputs(tokenizer, [{"role": "user", "content": prompt}])
+    if inputs["input_ids"].shape[1] == 0:
+        raise ValueError("the prompt is empty")
     _answer(model, tokenizer, inputs, options, console)
     return 0
 

@@ -269,7 +269,7 @@ Team& team() {
 
 int checked(long n, const std::string& what) {
   if (n < 1 || n > kMaxThreads)
-    throw std::runtime_error(what + ": the number of threads must be in 1 .. " + std::to_string(kMaxThreads));
+    throw std::invalid_argument(what + ": the number of threads must be in 1 .. " + std::to_string(kMaxThreads));
   return int(n);
 }
 

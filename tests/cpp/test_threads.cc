@@ -150,7 +150,7 @@ TEST_F(Threads, KernelsRunInTheDefaultModeAndTheCallerKeepsItsOwn) {
 }
 
 TEST_F(Threads, ImpossibleCountsAreErrors) {
-  for (int n : {0, -1, kMaxThreads + 1}) EXPECT_THROW(set_num_threads(n), std::runtime_error) << n;
+  for (int n : {0, -1, kMaxThreads + 1}) EXPECT_THROW(set_num_threads(n), std::invalid_argument) << n;
   EXPECT_EQ(num_threads(), before_);
 }
 

@@ -72,16 +72,28 @@ def test_chat_reuses_the_cache_and_says_the_same(folder, capsys, monkeypatch, op
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["generate", "/nowhere/at/all/model", "w5"], ""),
+        (["generate", "/nowhere/at/all/model", "w5"], "no file or folder /nowhere/at/all/model"),
+        (["generate", "elsewhere.gguf", "w5"], "no file or folder elsewhere.gguf"),
+        (["generate", "{folder}/..", "w5"], ""),
+        (["generate", "{folder}", "", "--raw"], "the prompt is empty"),
         (["generate", __file__, "w5"], "no GGUF file"),
         (["generate", "{folder}", "w5", "--scheme", "w3"], "unknown scheme"),
         (["--threads", "0", "info"], "at least 1"),
+        (["--threads", "513", "info"], "must be in 1 .. 512"),
     ],
 )
 def test_what_the_user_got_wrong_is_one_line(folder, capsys, arguments, message):
     assert cli.main([a.format(folder=folder) for a in arguments]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("tle-torch: ") and message in error
+    *_, last = error.splitlines()
+    assert last.startswith("tle-torch: ") and message in last
+
+
+@pytest.mark.parametrize("count", ["0", "-3", "many"])
+def test_numbers_are_checked_before_anything_is_loaded(capsys, count):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["generate", "/nowhere", "w5", "--max-new-tokens", count])
+    assert "--max-new-tokens" in capsys.readouterr().err
 
 
 def test_prompt_from_standard_input(folder, capsys, monkeypatch):
