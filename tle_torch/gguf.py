@@ -107,6 +107,7 @@ def from_gguf(
     if scheme is not None:
         weights.check_scheme(scheme)
     with GgufFile(path) as file:
+        _check_layers(file)
         config = None if scheme is not None else _config(file)
         if config is None:
             model = _converted(file, scheme, dtype, patch_options)
@@ -118,17 +119,29 @@ def from_gguf(
         return _taken_over(file, config, dtype, patch_options), tokenizer
 
 
+def _check_layers(file: GgufFile) -> None:
+    """A number of layers that the tensors cannot make up is an error before anybody builds that many."""
+    layers = file.metadata.get(f"{file.architecture}.block_count")
+    if isinstance(layers, (int, float)) and layers > len(file.tensors):
+        raise ValueError(
+            f"{file.path.name}: the metadata say {layers} layers, and the file has {len(file.tensors)} tensors"
+        )
+
+
 def _converted(file: GgufFile, scheme: str | None, dtype: torch.dtype, patch_options: dict) -> PreTrainedModel:
     """The model as transformers reads it, with floats for weights, packed to a scheme."""
     folder, name = file.path.parent, file.path.name
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=dtype).eval()
-    except (KeyError, ValueError, NotImplementedError) as error:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=name, dtype=dtype, output_loading_info=True
+        )
+    except (KeyError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
             f"{name}: transformers cannot load its architecture {file.architecture!r}: {reason}"
         ) from error
-    report = patch_model(model, scheme or weights.DEFAULT_SCHEME, **patch_options)
+    _refuse_missing(file, sorted(found["missing_keys"]))  # transformers made up random ones
+    report = patch_model(model.eval(), scheme or weights.DEFAULT_SCHEME, **patch_options)
     if scheme is None:
         report.notes.append(
             f"The file's codes were not kept: transformers reads what is special to its {file.architecture!r}."
@@ -358,7 +371,11 @@ def _fill_buffers(file: GgufFile, model: PreTrainedModel) -> None:
         if any(b.is_meta for b in module._buffers.values() if b is not None):
             model.set_submodule(name, type(module)(config=module.config))
     left = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
-    if left:
+    _refuse_missing(file, left)
+
+
+def _refuse_missing(file: GgufFile, names: list[str]) -> None:
+    if names:
         raise ValueError(
-            f"{file.path.name}: the file has no values for {', '.join(left[:5])}{' ...' if len(left) > 5 else ''}"
+            f"{file.path.name}: the file has no values for {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
         )

@@ -144,6 +144,13 @@ def with_tensor(name, *shape):
     return lambda writer: writer.add_tensor(name, np.ones(shape, np.float32))
 
 
+def renamed(old, new):
+    def change(writer):
+        writer.tensors[0][new] = writer.tensors[0].pop(old)
+
+    return change
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
@@ -154,6 +161,14 @@ def with_tensor(name, *shape):
             "the metadata's num_attention_heads is 0, which a llama model cannot have",
         ),
         ({"change": having("llama.block_count", 0)}, "the metadata's num_hidden_layers is 0"),
+        (
+            {"change": having("llama.block_count", 2**31)},
+            "the metadata say 2147483648 layers, and the file has 20 tensors",
+        ),
+        (
+            {"architecture": "foo", "change": having("foo.block_count", 2**31)},
+            "the metadata say 2147483648 layers, and the file has 20 tensors",
+        ),
         (
             {"change": having("llama.attention.head_count", 6)},
             "6 attention heads, and the embeddings' 64 are no multiple",
@@ -188,6 +203,15 @@ def with_tensor(name, *shape):
             {"change": without_tensor("blk.1.attn_q.weight")},
             "the file has no values for model.layers.1.self_attn.q_proj.weight",
         ),
+        # A tensor of another name: the file goes through transformers.
+        (
+            {"change": renamed("blk.1.attn_q.weight", "blk.1.attn_x.weight")},
+            "the file has no values for model.layers.1.self_attn.q_proj.weight",
+        ),
+        (
+            {"shapes": {"blk.1.ffn_down.weight": (64, 64)}.items(), "change": with_tensor("blk.0.more.weight", 64)},
+            "transformers cannot load its architecture 'llama'",
+        ),
         (
             {"change": with_tensor("blk.2.attn_norm.weight", 64)},
             "blk.2.attn_norm.weight belongs to model.layers.2.input_layernorm",
@@ -203,6 +227,12 @@ def test_files_that_are_no_model(tmp_path, options, words):
     with pytest.raises(ValueError, match=words) as caught:
         tle_torch.from_gguf(path)
     assert "\n" not in str(caught.value) and str(caught.value).startswith("model.gguf: ")
+
+
+def test_weights_that_are_missing_are_not_made_up(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", change=without_tensor("blk.1.attn_q.weight"))
+    with pytest.raises(ValueError, match="no values for model.layers.1.self_attn.q_proj.weight"):
+        tle_torch.from_gguf(path, "w8a8")
 
 
 def test_a_file_that_is_no_gguf(tmp_path):
