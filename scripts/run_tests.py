@@ -57,7 +57,7 @@ AARCH64_CPU_FAST = "max,sve-max-vq=2"
 AARCH64_PYTEST_CPUS = tuple(cpu for cpu in AARCH64_CPUS if cpu != "cortex-a72")
 # Of those with the same best level, the first runs everything; the slow tests of these two files, real weights with
 # every other scheme, are left out on the others: the kernels that they reach are that level's.
-AARCH64_WHOLE_CPUS = ("cortex-a53", "cortex-a76", "a64fx", "max,sve-max-vq=2")
+AARCH64_WHOLE_CPUS = ("cortex-a53", "cortex-a76", "max,sve=off", "max,sve-max-vq=2")
 AARCH64_LEVEL_TESTS = ("test_golden.py", "test_smollm2.py")
 # Files of tests/python that share a process there, since one takes half a minute to start; "rest": what is not named.
 AARCH64_PYTEST_PARTS = {
