@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SampleLoop", "logits_are_plain"]
 
-# A model that overrides one of these does something between two tokens that the lean loop would miss.
+# A model that overrides one of these, in its class or by itself, does something between two tokens that the lean loop
+# would miss.
 _PLAIN_METHODS = (
     "_prefill",
     "_has_unfinished_sequences",
@@ -73,6 +74,18 @@ _RECORDS = ("output_attentions", "output_hidden_states", "output_logits", "outpu
 
 # Models whose logits were proven to be head(decoder(tokens)), with the forward for which that was proven.
 _proven: weakref.WeakKeyDictionary[nn.Module, object] = weakref.WeakKeyDictionary()
+
+
+def _is_plain(model: nn.Module) -> bool:
+    """Whether everything that transformers' loop would call of a patched causal model is transformers' own."""
+    cls = type(model).__tle_base__
+    return (
+        cls._sample is GenerationMixin._sample
+        and cls.__call__ is nn.Module.__call__
+        and cls.forward.__module__.startswith("transformers.")
+        and all(getattr(cls, name) is getattr(GenerationMixin, name) for name in _PLAIN_METHODS)
+        and vars(model).keys().isdisjoint(_PLAIN_METHODS)
+    )
 
 
 def logits_are_plain(model: nn.Module) -> bool:
@@ -122,13 +135,13 @@ class SampleLoop:
             or inputs.get("logits_to_keep", 1) != 1
             or type(processors) is not LogitsProcessorList
             or type(criteria) is not StoppingCriteriaList
-            or any(getattr(type(model), name) is not getattr(GenerationMixin, name) for name in _PLAIN_METHODS)
+            or not _is_plain(model)
             or router.usable_plan(model.base_model, {}) is None
             or not isinstance(model.get_output_embeddings(), nn.Linear)
         ):
             return None
         positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
-        if not isinstance(positions, torch.Tensor) or positions.dim() != 2:
+        if not isinstance(positions, torch.Tensor) or positions.dim() != 2 or positions.is_floating_point():
             return None
         starts = None if mask is None else left_padding(mask, mask.shape[-1])
         if starts is False or has_user_hooks(model) or has_user_hooks(model.base_model) or not logits_are_plain(model):
@@ -145,11 +158,11 @@ class SampleLoop:
         self.inputs, self.starts = inputs, starts
         self.cache: Cache = inputs["past_key_values"]
         self.mask: torch.Tensor | None = inputs.get("attention_mask")
-        self.position = inputs["position_ids"][:, -1:].clone()
+        self.position = inputs["position_ids"][:, -1:].to(torch.long, copy=True)
         self.prompt = input_ids
         self.batch, self.length = input_ids.shape
         # Sequences so far [batch, length], in a buffer that grows in large steps.
-        self.buffer = input_ids
+        self.buffer = input_ids.long()
         # Criteria that are a comparison are compared; `others` means that there are more, and all are called.
         self.max_length = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=math.inf)
         self.reminder = min(

@@ -136,6 +136,8 @@ class DenseLinear(PatchedModule):
         if weight is None:
             # Pruning and parametrisations make it an attribute that they compute.
             weight = self.weight
+        if x.dtype != weight.dtype and torch.is_autocast_enabled("cpu"):
+            x = x.to(weight.dtype)
         return _linear(x, weight, weight.shape[0], self.bias)
 
     def extra_repr(self) -> str:

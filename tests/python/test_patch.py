@@ -626,6 +626,19 @@ def test_autocast_leaves_patched_modules_as_they_are(exclude):
         assert torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("scheme", ["bf16", "w8a8-a32"])
+def test_autocast_around_attention_of_transformers(scheme):
+    """Of a family that is not known: attention answers in bf16, and its projection is patched."""
+    config = hf.GemmaConfig(**tiny.COMMON, head_dim=16)
+    model = tiny.from_config(config)
+    report = tle_torch.patch_model(model, scheme)
+    assert not report.whole_step
+    expected = logits(model, IDS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = logits(model, IDS)
+    assert (got - expected).abs().max() < 0.05 * expected.abs().max()
+
+
 def test_mixed_dtypes_without_autocast_are_an_error():
     attention = tiny.build("llama").model.layers[0].self_attn
     q, k = torch.zeros(1, 4, 1, 16), torch.zeros(1, 2, 1, 16)

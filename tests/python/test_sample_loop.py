@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import types
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from transformers import (
     DynamicCache,
     GenerationConfig,
     GenerationMixin,
+    LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
     StoppingCriteria,
@@ -218,13 +221,52 @@ def test_foreign_caches_and_overridden_methods_take_transformers_own(runs):
     assert runs == [1]
 
 
-def test_logits_that_are_more_than_the_head_are_found_out(runs):
+@pytest.mark.parametrize("part", ["_sample", "__call__", "forward", "_update_model_kwargs_for_generation"])
+def test_what_a_class_or_a_model_overrides_is_called(runs, part):
+    calls = []
+    original = getattr(LlamaForCausalLM, part)
+
+    @functools.wraps(original)
+    def own(self, *args, **kwargs):
+        calls.append(1)
+        return original(self, *args, **kwargs)
+
+    own.__module__ = __name__
+    ids, options = tiny.tokens(1, 5), {"max_new_tokens": 4, "do_sample": False}
+    of_class, of_model = tiny.build("llama"), tiny.build("llama")
+    of_class.__class__ = type("Own", (LlamaForCausalLM,), {part: own})
+    setattr(of_model, part, types.MethodType(own, of_model))
+    # These are looked up on the class alone.
+    for model in [of_class, of_model][: 1 if part in ("_sample", "__call__") else 2]:
+        calls.clear()
+        model.generate(ids, **options)
+        wanted = len(calls)
+        tle_torch.patch_model(model, "bf16")
+        model.generate(ids, **options)
+        calls.clear()
+        model.generate(ids, **options)
+        assert len(calls) == wanted > 0 and runs == []
+
+
+def test_ids_and_positions_of_32_bits(model, runs, monkeypatch):
+    ids = tiny.tokens(1, 5)
+    options = {"max_new_tokens": 4, "do_sample": False}
+    got, wanted = both(model, ids.int(), monkeypatch=monkeypatch, **options)
+    assert got.dtype == wanted.dtype and torch.equal(got, wanted)
+    positions = torch.arange(5, dtype=torch.int32).unsqueeze(0)
+    got, wanted = both(model, ids, position_ids=positions, monkeypatch=monkeypatch, **options)
+    assert torch.equal(got, wanted) and runs == [1, 1]
+
+
+@pytest.mark.parametrize("home", [__name__, "transformers.models.llama.modeling_llama"])
+def test_logits_that_are_more_than_the_head_are_found_out(runs, home):
     class Capped(type(tiny.build("llama"))):
         def forward(self, *args, **kwargs):
             output = super().forward(*args, **kwargs)
             output.logits = 3 * torch.tanh(output.logits / 3)
             return output
 
+    Capped.forward.__module__ = home  # a user's, or as if it were transformers' own
     model = tiny.build("llama")
     model.__class__ = Capped
     reference = copy.deepcopy(model)
