@@ -175,6 +175,8 @@ template <bool kChannelScale, bool kMin>
       scales.x_sum += kRowScales;
       scales.w += kChannelScales;
       scales.w_min += kChannelScales;
+      // Pointers, not an index added to each: then one instruction loads two registers.
+      __asm__("" : "+r"(scales.x), "+r"(scales.w));
     }
   }
 }
@@ -204,8 +206,9 @@ template <GroupCodes kCodes, bool kChannelScale>
       float32x4_t first[2][2], last[2][2];  // [row][four channels]
       take_rows(acc[p][m / 8][0], int(m % 8 / 2), first[0], first[1]);
       take_rows(acc[p][m / 8][1], int(m % 8 / 2), last[0], last[1]);
-      for (int64_t i = 0; i < 2 && m + i < rows; ++i)
-        linear_group_store(a, row + m + i, panel + p, {{first[i][0], first[i][1], last[i][0], last[i][1]}});
+      linear_group_store(a, row + m, panel + p, {{first[0][0], first[0][1], last[0][0], last[0][1]}});
+      if (m + 1 == rows) break;
+      linear_group_store(a, row + m + 1, panel + p, {{first[1][0], first[1][1], last[1][0], last[1][1]}});
     }
 }
 

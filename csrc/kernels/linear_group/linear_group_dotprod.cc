@@ -28,7 +28,7 @@ static inline void put_channel_scales(float* to, float32x4_t first, float32x4_t 
   vst1q_f32(to + 4, last);
 }
 static inline void take_rows(const float (*acc)[4], int pair, float32x4_t (&a)[2], float32x4_t (&b)[2]) {
-  for (int i = 0; i < 2; ++i) {
+  TLE_UNROLL for (int i = 0; i < 2; ++i) {
     a[i] = vld1q_f32(acc[4 * pair + i]);
     b[i] = vld1q_f32(acc[4 * pair + 2 + i]);
   }

@@ -31,7 +31,7 @@ static inline Bytes first_sums(int32_t x_sum) {
   return splat32(-kOffset * x_sum);
 }
 
-template <GroupCodes kCodes, int kLines, int kTogether, int kRows>
+template <GroupCodes kCodes, int kLines, bool kGroup32, int kTogether, int kRows>
 static inline void add_lines(Bytes (&sums)[kTogether][kRows], const uint8_t* w, const int8_t* x, int64_t x_stride) {
   constexpr bool kByte = kCodes == GroupCodes::kInt8;
   // 8 bits: of the low nibbles, of the high ones. 4 bits: both in the first.

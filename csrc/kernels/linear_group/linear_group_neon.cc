@@ -88,7 +88,7 @@ static inline void add_bytes(Sums (&sums)[kTogether][kRows], const uint8_t* w, c
     TLE_UNROLL for (int r = 0; r < kRows; ++r) sums[j][r] = vaddq_s32(sums[j][r], vpaddq_s32(low[j][r], high[j][r]));
 }
 
-template <GroupCodes kCodes, int kLines, int kTogether, int kRows>
+template <GroupCodes kCodes, int kLines, bool kGroup32, int kTogether, int kRows>
 static inline void add_lines(Sums (&sums)[kTogether][kRows], const uint8_t* w, const int8_t* x, int64_t x_stride) {
   if constexpr (kCodes == GroupCodes::kInt8) {
     add_bytes<kLines>(sums, w, x, x_stride);

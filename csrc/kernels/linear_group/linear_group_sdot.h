@@ -57,7 +57,20 @@ static inline int32x4_t sdot_lane(int32x4_t acc, int8x16_t w, int8x16_t x, int l
   }
 }
 
-template <GroupCodes kCodes, int kLines, int kTogether, int kRows>
+// The low and the high nibbles of 16 bytes, by general registers and left in memory. In assembly: the compiler would
+// use vectors, and move from register to register, which takes a vector pipe, too.
+static inline void split_nibbles(uint64_t (&to)[2][2], const uint8_t* w) {
+  constexpr uint64_t kLow = 0x0F0F0F0F0F0F0F0F;
+  uint64_t words[2];
+  memcpy(words, w, 16);
+  TLE_UNROLL for (int i = 0; i < 2; ++i) {
+    __asm__("and %0, %1, %2" : "=r"(to[0][i]) : "r"(words[i]), "r"(kLow));
+    __asm__("and %0, %1, %2, lsr #4" : "=r"(to[1][i]) : "r"(kLow), "r"(words[i]));
+    __asm__("" : "+m"(to[0][i]), "+m"(to[1][i]));
+  }
+}
+
+template <GroupCodes kCodes, int kLines, bool kGroup32, int kTogether, int kRows>
 static inline void add_lines(Sums (&sums)[kTogether][kRows], const uint8_t* w, const int8_t* x, int64_t x_stride) {
   constexpr int kLineFours = kCodes == GroupCodes::kInt8 ? 1 : 2;  // lanes of x for a line
   constexpr int kRegisters = kLines == 1 ? kLineFours : 2;         // of x for a row
@@ -65,14 +78,28 @@ static inline void add_lines(Sums (&sums)[kTogether][kRows], const uint8_t* w, c
   TLE_UNROLL for (int r = 0; r < kRows; ++r)
     TLE_UNROLL for (int i = 0; i < kRegisters; ++i)
       codes[r][i] = kLines == 1 ? four_codes(x + r * x_stride + 4 * i) : vld1q_s8(x + r * x_stride + 16 * i);
+  // In groups of 32 with minima the two vector pipes of Neoverse N1 and N2 have so much to do, 101 operations for 320
+  // bytes, that one core would read less than its memory gives. Six are spared: three lines of the last four channels
+  // are unpacked by general registers and come back through memory.
+  constexpr int kSplit = kGroup32 && kCodes == GroupCodes::kInt4Min ? 3 : 0, kLast = kTogether - 1;
+  alignas(16) uint64_t split[kLines][2][2];  // of lines kLines - kSplit .. kLines: [low, high nibbles][8 bytes]
+  if constexpr (kSplit != 0) {
+    TLE_UNROLL for (int l = kLines - kSplit; l < kLines; ++l) split_nibbles(split[l], w + 64 * l + 16 * kLast);
+  }
   TLE_UNROLL for (int l = 0; l < kLines; ++l) {
     uint8x16_t line[kTogether];
     load_line<kCodes>(line, w + 64 * l);
     TLE_UNROLL for (int j = 0; j < kTogether; ++j) {
+      if constexpr (kSplit != 0) TLE_IN_REGISTER(line[j]);  // not a second load for the high nibbles
       TLE_UNROLL for (int half = 0; half < kLineFours; ++half) {
-        const int8x16_t of_k = kCodes == GroupCodes::kInt8 ? vreinterpretq_s8_u8(line[j])
-                               : half == 0                 ? low_nibbles(line[j])
-                                                           : high_nibbles(line[j]);
+        int8x16_t of_k;
+        if (kSplit != 0 && j == kLast && l >= kLines - kSplit) {
+          of_k = vreinterpretq_s8_u64(vld1q_u64(split[l][half]));
+        } else {
+          of_k = kCodes == GroupCodes::kInt8 ? vreinterpretq_s8_u8(line[j])
+                 : half == 0                 ? low_nibbles(line[j])
+                                             : high_nibbles(line[j]);
+        }
         const int four = kLineFours * l + half;  // which four codes of the row
         TLE_UNROLL for (int r = 0; r < kRows; ++r)
           sums[j][r] = kLines == 1 ? vdotq_s32(sums[j][r], of_k, codes[r][half])

@@ -7,8 +7,10 @@
 //   f32x16 whole(const Part[kParts])   the inverse
 //   Part to_float(Sums), mul(Part, Part), fma(Part a, Part b, Part c) = a b + c, broadcast(float)
 //   Sums first_sums<kCodes>(int32_t x_sum)   what sums of a group start from when add_lines takes codes as unsigned
-//   void add_lines<kCodes, kLines>(Sums (&)[kTogether][kRows], const uint8_t* w, const int8_t* x, int64_t x_stride)
-//                                  adds kLines lines of kTogether parts, the first one at w, times kRows rows of x
+//   void add_lines<kCodes, kLines, kGroup32>(Sums (&)[kTogether][kRows], const uint8_t* w, const int8_t* x,
+//                                            int64_t x_stride)
+//                                  adds kLines lines of kTogether parts, the first one at w, times kRows rows of x.
+//                                  kGroup32: they are a whole group of 32
 #pragma once
 
 #include "csrc/kernels/common/registers.h"
@@ -28,31 +30,38 @@ constexpr bool kFewProducts = kRows * (kCodes == GroupCodes::kInt8 ? 1 : 2) <= 4
 // Where kRows rows stand in a panel.
 template <int kRows>
 struct Place {
-  const uint8_t *w, *scales;  // the lines and the scales of the next group
+  const uint8_t *w, *scales;  // the lines of the next group, or its pair's scales; the scales of the last one
   const int8_t* x;            // the rows' next codes
   const float* x_scale;
   const int32_t* x_sum;
   int64_t group_lines, scale_bytes;  // lines of a whole group, bytes of 16 scales: computed once, not for each group
 };
 
-// acc += the next group, g. Its sums are made for kTogether parts at a time, so that they, the rows' fp32 accumulators
-// and the codes fit the registers; a line that is unpacked serves kRows rows. kWhole: the group is not cut short by the
-// end of k.
-template <GroupCodes kCodes, bool kChannelScale, int kTogether, bool kWhole, int kRows>
-static inline void add_group(const LinearGroupArgs& a, int64_t g, int64_t groups, Place<kRows>& at, Part (&acc)[kRows][kParts]) {
+// acc += the next group, g, which is the second of its pair or not. Its sums are made for kTogether parts at a time, so
+// that they, the rows' fp32 accumulators and the codes fit the registers; a line that is unpacked serves kRows rows.
+// kGroup32: the group is of 32 and its scales are fp16. kWhole: it is not cut short by the end of k.
+template <GroupCodes kCodes, bool kChannelScale, bool kGroup32, int kTogether, bool kWhole, int kRows>
+[[gnu::always_inline]] static inline void add_group(const LinearGroupArgs& a, int64_t g, bool second, int64_t groups,
+                                                    Place<kRows>& at, Part (&acc)[kRows][kParts]) {
   constexpr bool kMin = kCodes == GroupCodes::kInt4Min;
   constexpr int64_t kLineCodes = kCodes == GroupCodes::kInt8 ? 4 : 8, kBlockLines = 32 / kLineCodes;
-  const int64_t lines = kWhole ? at.group_lines : (a.k - g * a.group + kLineCodes - 1) / kLineCodes;
+  const int64_t lines = !kWhole    ? (a.k - g * a.group + kLineCodes - 1) / kLineCodes
+                        : kGroup32 ? kBlockLines
+                                   : at.group_lines;
+  const DType scale_type = kGroup32 ? DType::kF16 : a.scale_type;
+  const int64_t scale_bytes = kGroup32 ? 32 : at.scale_bytes;
   f32x16 w_scale, w_min;
   if constexpr (!kChannelScale) {
-    if (g % 2 == 0) {
+    if (!second) {
       at.scales = at.w;
-      at.w += (kMin ? 4 : 2) * at.scale_bytes;
+      at.w += (kMin ? 4 : 2) * scale_bytes;
     } else {
-      at.scales += at.scale_bytes;
+      at.scales += scale_bytes;
     }
-    w_scale = linear_group_load(a.scale_type, at.scales);
-    if constexpr (kMin) w_min = linear_group_load(a.scale_type, at.scales + 2 * at.scale_bytes);
+    if constexpr (!kGroup32) {
+      w_scale = linear_group_load(scale_type, at.scales);
+      if constexpr (kMin) w_min = linear_group_load(scale_type, at.scales + 2 * scale_bytes);
+    }
   }
   if (kFewProducts<kCodes, kRows>) {
     TLE_UNROLL for (int r = 0; r < kRows; ++r) __builtin_prefetch(at.x + r * a.x_stride + kAheadInX);
@@ -69,12 +78,17 @@ static inline void add_group(const LinearGroupArgs& a, int64_t g, int64_t groups
         if (i == 0 && !kFewProducts<kCodes, kRows>) {
           TLE_UNROLL for (int l = 0; l < kBlockLines; ++l) __builtin_prefetch(w + 64 * l + kAheadInWeights);
         }
-        add_lines<kCodes, kBlockLines>(sums, w, x, a.x_stride);
+        add_lines<kCodes, kBlockLines, kGroup32>(sums, w, x, a.x_stride);
         w += 64 * kBlockLines;
         x += 32;
       } while ((left -= kBlockLines) != 0);
     } else {
-      for (int64_t line = 0; line < lines; ++line, w += 64, x += kLineCodes) add_lines<kCodes, 1>(sums, w, x, a.x_stride);
+      for (int64_t line = 0; line < lines; ++line, w += 64, x += kLineCodes)
+        add_lines<kCodes, 1, false>(sums, w, x, a.x_stride);
+    }
+    if (kGroup32 && !kChannelScale && i == 0) {  // only here: the sums need the registers
+      w_scale = linear_group_load(scale_type, at.scales);
+      if constexpr (kMin) w_min = linear_group_load(scale_type, at.scales + 2 * scale_bytes);
     }
     TLE_UNROLL for (int r = 0; r < kRows; ++r) {
       const Part scale = broadcast(at.x_scale[r * groups + g]);
@@ -85,6 +99,7 @@ static inline void add_group(const LinearGroupArgs& a, int64_t g, int64_t groups
         } else {
           to = fma(to_float(sums[j][r]), mul(scale, part(w_scale, i + j)), to);
           if constexpr (kMin) to = fma(broadcast(float(at.x_sum[r * groups + g])), mul(scale, part(w_min, i + j)), to);
+          if constexpr (kRows == 1) TLE_IN_REGISTER(to);
         }
       }
     }
@@ -94,21 +109,44 @@ static inline void add_group(const LinearGroupArgs& a, int64_t g, int64_t groups
 }
 
 // The outputs of kRows rows and a panel, which is read from its beginning to its end.
-template <GroupCodes kCodes, bool kChannelScale, int kRows, int kTogether>
+template <GroupCodes kCodes, bool kChannelScale, bool kGroup32, int kRows, int kTogether>
 static inline void tile(const LinearGroupArgs& a, int64_t row, int64_t panel) {
   const int64_t groups = linear_group_groups(a), whole_groups = a.k / a.group;
   const uint8_t* w = linear_group_panel(a, panel);
-  const int64_t group_lines = a.group / (kCodes == GroupCodes::kInt8 ? 4 : 8), scale_bytes = 16 * dtype_size(a.scale_type);
-  Place<kRows> at = {w, w, a.x + row * a.x_stride, a.x_scale + row * groups, a.x_sum + row * groups, group_lines, scale_bytes};
+  const int64_t group_lines = a.group / (kCodes == GroupCodes::kInt8 ? 4 : 8);
+  const int64_t scale_bytes = 16 * dtype_size(a.scale_type);
+  const int64_t first = row * groups;  // of the rows' scales and sums
+  Place<kRows> at = {w, w, a.x + row * a.x_stride, a.x_scale + first, a.x_sum + first, group_lines, scale_bytes};
   Part acc[kRows][kParts];
   TLE_UNROLL for (int r = 0; r < kRows; ++r)
     TLE_UNROLL for (int i = 0; i < kParts; ++i) acc[r][i] = broadcast(0.0f);
-  for (int64_t g = 0; g < whole_groups; ++g) add_group<kCodes, kChannelScale, kTogether, true>(a, g, groups, at, acc);
-  if (whole_groups < groups) add_group<kCodes, kChannelScale, kTogether, false>(a, whole_groups, groups, at, acc);
+  if constexpr (kRows == 1 && !kChannelScale) {
+    for (int64_t g = 0; g < whole_groups; g += 2) {
+      add_group<kCodes, kChannelScale, kGroup32, kTogether, true>(a, g, false, groups, at, acc);
+      if (g + 1 == whole_groups) break;
+      add_group<kCodes, kChannelScale, kGroup32, kTogether, true>(a, g + 1, true, groups, at, acc);
+    }
+  } else {
+    for (int64_t g = 0; g < whole_groups; ++g)
+      add_group<kCodes, kChannelScale, kGroup32, kTogether, true>(a, g, g % 2 == 1, groups, at, acc);
+  }
+  if (const int64_t g = whole_groups; g < groups)
+    add_group<kCodes, kChannelScale, kGroup32, kTogether, false>(a, g, g % 2 == 1, groups, at, acc);
 
   f32x16 y[kRows];
   TLE_UNROLL for (int r = 0; r < kRows; ++r) y[r] = whole(acc[r]);
   for (int r = 0; r < kRows; ++r) linear_group_store(a, row + r, panel, y[r]);
+}
+
+// One row has so little work for a group that it pays to compile the most common kind by itself: groups of 32, and fp16
+// where their scales are the weight's.
+template <GroupCodes kCodes, bool kChannelScale, int kRows, int kTogether>
+static inline void any_tile(const LinearGroupArgs& a, int64_t row, int64_t panel) {
+  if (kRows == 1 && a.group == 32 && (kChannelScale || a.scale_type == DType::kF16)) {
+    tile<kCodes, kChannelScale, kRows == 1, kRows, kTogether>(a, row, panel);
+  } else {
+    tile<kCodes, kChannelScale, false, kRows, kTogether>(a, row, panel);
+  }
 }
 
 template <int kRows, int kTogether>
@@ -117,13 +155,13 @@ static inline void rows_of_tiles(const LinearGroupArgs& a, int64_t row) {
     switch (a.codes) {
       case GroupCodes::kInt8:
         if (a.channel_scale) {
-          tile<GroupCodes::kInt8, true, kRows, kTogether>(a, row, panel);
+          any_tile<GroupCodes::kInt8, true, kRows, kTogether>(a, row, panel);
         } else {
-          tile<GroupCodes::kInt8, false, kRows, kTogether>(a, row, panel);
+          any_tile<GroupCodes::kInt8, false, kRows, kTogether>(a, row, panel);
         }
         break;
-      case GroupCodes::kInt4: tile<GroupCodes::kInt4, false, kRows, kTogether>(a, row, panel); break;
-      case GroupCodes::kInt4Min: tile<GroupCodes::kInt4Min, false, kRows, kTogether>(a, row, panel); break;
+      case GroupCodes::kInt4: any_tile<GroupCodes::kInt4, false, kRows, kTogether>(a, row, panel); break;
+      case GroupCodes::kInt4Min: any_tile<GroupCodes::kInt4Min, false, kRows, kTogether>(a, row, panel); break;
     }
   }
 }

@@ -32,7 +32,7 @@ static inline __m512i four_codes(const int8_t* x) {
   return _mm512_set1_epi32(codes);
 }
 
-template <GroupCodes kCodes, int kLines, int kRows>
+template <GroupCodes kCodes, int kLines, bool kGroup32, int kRows>
 static inline void add_lines(Sums (&sums)[1][kRows], const uint8_t* w, const int8_t* x, int64_t x_stride) {
   TLE_UNROLL for (int i = 0; i < kLines; ++i) {
     __m512i line = _mm512_loadu_si512(w + 64 * i);
