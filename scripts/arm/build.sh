@@ -15,16 +15,24 @@ quietly "$TLE_CACHE/logs/arm-configure.log" cmake -S "$TLE_ROOT" -B "$ARM_BUILD"
   -DTLE_EXTENSION_SUFFIX=.cpython-311-aarch64-linux-gnu.so
 quietly "$TLE_CACHE/logs/arm-build.log" cmake --build "$ARM_BUILD" --parallel "$(nproc)"
 
+# What is right stays as it is: somebody may be running it.
 package=$ARM_PACKAGE/tle_torch
-rm -rf "$package"
 mkdir -p "$package"
+for link in "$package"/*; do
+  target=$(readlink "$link") || continue
+  case $target in
+    "$TLE_ROOT"/tle_torch/* | "$ARM_BUILD"/*) [ -e "$target" ] || rm "$link" ;;
+    *) rm "$link" ;; # another clone's
+  esac
+done
 for entry in "$TLE_ROOT"/tle_torch/* "$ARM_BUILD"/_C.*.so; do
   case $entry in
     "$TLE_ROOT"/tle_torch/*.so | */_build_info.py | */__pycache__) ;;
-    *) ln -s "$entry" "$package/" ;;
+    *) [ -L "$package/${entry##*/}" ] || ln -s "$entry" "$package/" ;;
   esac
 done
 version=$(basename "$ARM_SITE"/torch-*.dist-info .dist-info)
 version=${version#torch-}
-printf 'TORCH_VERSION = "%s"\n' "${version%%+*}" >"$package/_build_info.py"
+info="TORCH_VERSION = \"${version%%+*}\""
+[ "$(cat "$package/_build_info.py" 2>/dev/null || true)" = "$info" ] || printf '%s\n' "$info" >"$package/_build_info.py"
 say "aarch64 package: $package"
