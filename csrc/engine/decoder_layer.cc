@@ -14,7 +14,7 @@ namespace tle {
 namespace {
 
 constexpr int64_t kMaxRows = 512;         // tokens (over the batch) that go through the layers at once
-constexpr int64_t kStagesPerLayer = 24;  // 11, and more where the weights of a layer want differently quantised rows
+constexpr int64_t kStagesPerLayer = 24;  // 13, and more where the weights of a layer want differently quantised rows
 constexpr int64_t kLastStages = 3;       // the final norm, and the head with its rows quantised
 
 const void* advance(const void* p, int64_t elements, DType t) {

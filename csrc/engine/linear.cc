@@ -19,6 +19,7 @@ constexpr int64_t kGemmRows = 9;           // from here on a product is a GEMM: 
 constexpr int64_t kTilePanels = 3;         // panels that the widest tile takes at once
 constexpr int64_t kRowBlock = 64;          // rows per unit of a GEMM
 constexpr int kMaxWeights = 4;             // that share their rows in one stage
+constexpr int64_t kSwigluColumns = 2048;   // per unit
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -167,6 +168,12 @@ struct LinearsStage {
   int count;
 };
 
+struct SwigluStage {
+  SwigluArgs args;
+  SwigluFn* fn;
+  int64_t blocks;  // of kSwigluColumns columns
+};
+
 struct GateUpStage {
   Kernels kernels;
   Activation x;
@@ -236,14 +243,38 @@ void add_linears(Program& program, const Activation& x, const LinearWeight* cons
   });
 }
 
+void add_swiglu(Program& program, const SwigluArgs& args) {
+  const SwigluStage stage = {args, swiglu_table.get(), ceil_div(args.n, kSwigluColumns)};
+  const int64_t bytes = 3 * args.rows * args.n * dtype_size(args.dtype);
+  program.add(stage, args.rows * stage.blocks, bytes, +[](const SwigluStage& s, int64_t unit, int) {
+    const int64_t row = unit / s.blocks, column = unit % s.blocks * kSwigluColumns;
+    SwigluArgs a = s.args;
+    a.rows = 1;
+    a.n = std::min(kSwigluColumns, a.n - column);
+    a.gate = offset(a.gate, row * a.gate_stride + column, a.dtype);
+    a.up = offset(a.up, row * a.up_stride + column, a.dtype);
+    a.out = offset(a.out, row * a.out_stride + column, a.dtype);
+    s.fn(a);
+  });
+}
+
 void add_gate_up(Program& program, const Activation& x, const LinearWeight& gate, const LinearWeight& up,
                  const LinearOut& out) {
+  const LinearOut up_out = {program.scratch<float>(x.rows * up.n), up.n, out.dtype};
+  if (x.rows < kGemmRows) {
+    // Memory is read faster in one stream after the other (Zen 4: by 15 %) than with both in turn.
+    const LinearWeight* weights[] = {&gate, &up};
+    const LinearOut outs[] = {out, up_out};
+    add_linears(program, x, weights, outs, 2);
+    add_swiglu(program, {out.out, up_out.out, out.out, x.rows, gate.n, out.stride, up_out.stride, out.stride, out.dtype});
+    return;
+  }
   GateUpStage stage;
   stage.x = x;
   stage.gate = gate;
   stage.up = up;
   stage.out = out;
-  stage.up_out = {program.scratch<float>(x.rows * up.n), up.n, out.dtype};
+  stage.up_out = up_out;
   stage.grid = grid_of(gate, x.rows, program.members());
   program.add(stage, stage.grid.units, traffic(gate, x.rows) + traffic(up, x.rows), +[](const GateUpStage& s, int64_t unit, int) {
     const Block b = block_of(s.gate, s.grid, s.x.rows, unit);

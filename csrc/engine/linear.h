@@ -3,6 +3,7 @@
 
 #include "csrc/engine/program.h"
 #include "csrc/kernels/common/dtype.h"
+#include "csrc/kernels/swiglu/swiglu.h"
 #include "csrc/runtime/packed_weight.h"
 
 namespace tle {
@@ -56,7 +57,10 @@ struct LinearOut {
 // One stage: out[i] = x weights[i]^T + bias for every i. The rows must have been quantised if a weight is packed.
 void add_linears(Program& program, const Activation& x, const LinearWeight* const* weights, const LinearOut* outs, int count);
 
-// One stage: out = silu(x gate^T + bias) * (x up^T + bias), rounded where the unfused operators round.
+// One stage: SwiGLU of rows that lie in memory (kernels/swiglu).
+void add_swiglu(Program& program, const SwigluArgs& args);
+
+// One or two stages: out = silu(x gate^T + bias) * (x up^T + bias), rounded where the unfused operators round.
 void add_gate_up(Program& program, const Activation& x, const LinearWeight& gate, const LinearWeight& up,
                  const LinearOut& out);
 

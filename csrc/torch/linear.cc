@@ -225,28 +225,8 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   if (out.numel() == 0) return out;
   const Rows g = rows_of(gate), u = rows_of(up);
 
-  struct SwigluStage {
-    SwigluArgs args;
-    SwigluFn* fn;
-    int64_t columns;  // per unit
-  };
-  SwigluStage stage{{g.data, u.data, out.mutable_data_ptr(), g.rows, g.size, g.stride, u.stride, g.size, dtype},
-                    swiglu_table.get(), 4096};
-  const int64_t blocks = (g.size + stage.columns - 1) / stage.columns;
   Program program(1);
-  program.add(
-      stage, blocks * g.rows, out.numel() * dtype_size(dtype) * 3, +[](const SwigluStage& s, int64_t unit, int) {
-        const int64_t blocks = (s.args.n + s.columns - 1) / s.columns, row = unit / blocks,
-                      column = unit % blocks * s.columns;
-        const int64_t size = dtype_size(s.args.dtype);
-        SwigluArgs a = s.args;
-        a.rows = 1;
-        a.n = std::min(s.columns, a.n - column);
-        a.gate = static_cast<const char*>(a.gate) + (row * a.gate_stride + column) * size;
-        a.up = static_cast<const char*>(a.up) + (row * a.up_stride + column) * size;
-        a.out = static_cast<char*>(a.out) + (row * a.out_stride + column) * size;
-        s.fn(a);
-      });
+  add_swiglu(program, {g.data, u.data, out.mutable_data_ptr(), g.rows, g.size, g.stride, u.stride, g.size, dtype});
   program.run();
   return out;
 }
@@ -266,7 +246,7 @@ at::Tensor fused_mlp(const at::Tensor& x, const at::Tensor& gate, const at::Tens
   if (out.numel() == 0) return out;
   const Rows rows = rows_of(x);
 
-  Program program(4);
+  Program program(5);
   Activation a = activation_of(rows, dtype);
   const LinearWeight *first[] = {&g, &u}, *second[] = {&d};
   add_quantize(program, a, first, 2);

@@ -7,11 +7,14 @@ namespace tle {
 namespace {
 
 // Weights are read once, in order. One core has too few outstanding L1 misses for that to reach the speed of its
-// memory, and the hardware's prefetching into L2 stops short, most of all while other cores read too. The hint asks for
-// L2 only (locality 2), which leaves the L1 miss buffers to the loads. 5 KiB ahead: on Zen 4 with a busy neighbour one
-// row of w8a8 reads at 72-80 % of a plain loop's speed without it or with a hint into L1, at 78-84 % 4 KiB ahead, at
-// 87-92 % 5 to 6 KiB ahead and at 78 % from 8 KiB on; alone at 97-99 %.
-static inline void prefetch_weights(const uint8_t* p) { __builtin_prefetch(p + 5120, 0, 2); }
+// memory, and the hardware's prefetching into L2 stops short at times, most of all in pages of 4 KiB and while other
+// cores read too. The hint asks for L2 only (locality 2), which leaves the L1 miss buffers to the loads; for every
+// second line of 64 bytes, because each hint waits in such a buffer too and the hardware brings the line beside it. On
+// Zen 4 one row of w8a8 reads at 97-99 % of a plain loop's speed in quiet times with any such hints or none; at others
+// at 70-80 % without, at 55-100 % with a hint for each line, and at 90-97 % with every second one, 5 KiB ahead.
+static inline void prefetch_weights(const uint8_t* w, int64_t line) {
+  if (line % 2 == 0) __builtin_prefetch(w + 64 * line + 5120, 0, 2);
+}
 
 }  // namespace
 }  // namespace tle

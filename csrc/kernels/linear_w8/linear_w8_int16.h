@@ -36,7 +36,7 @@ static inline void tile(const uint8_t* w, const int16_t (*x)[4 * kChunk], int64_
     TLE_UNROLL for (int i = 0; i < kPartsPerTile; ++i) acc[r][i] = total[r][i];
   for (int64_t line = 0; line < lines; ++line) {
     Words codes[kPartsPerTile];
-    prefetch_weights(w + 64 * line);
+    prefetch_weights(w, line);
     TLE_UNROLL for (int i = 0; i < kPartsPerTile; ++i) codes[i] = sign_extend(w + 64 * line + 4 * kWordChannels * i);
     TLE_UNROLL for (int r = 0; r < kRows; ++r) {
       const Words four = four_words(x[r] + 4 * line);

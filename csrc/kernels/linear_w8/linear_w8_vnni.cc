@@ -30,12 +30,12 @@ static inline void tile(const LinearW8Args& a, int64_t row, int64_t panel) {
   TLE_UNROLL for (int r = 0; r < kRows; ++r)
     TLE_UNROLL for (int p = 0; p < kPanels; ++p) acc[r][p] = start(a, row + r);
 
-  const uint8_t* w = linear_w8_panel(a, panel);
+  const uint8_t *panels = linear_w8_panel(a, panel), *w = panels;
   const int8_t* x = a.x + row * a.x_stride;
   for (int64_t line = 0; line < a.lines; ++line, w += 64, x += 4) {
     __m512i codes[kPanels];
     TLE_UNROLL for (int p = 0; p < kPanels; ++p) {
-      prefetch_weights(w + p * a.panel_stride);
+      prefetch_weights(panels + p * a.panel_stride, line);
       codes[p] = unsigned_line(w + p * a.panel_stride);
     }
     TLE_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -60,7 +60,7 @@ static inline void vector_panel(const LinearW8Args& a, int64_t row, int64_t pane
   for (; line + 4 <= a.lines; line += 4)
     TLE_UNROLL for (int i = 0; i < 4; ++i) {
       if (i == 0) __builtin_prefetch(x + 4 * line + 128);
-      prefetch_weights(w + 64 * (line + i));
+      prefetch_weights(w + 64 * line, i);
       acc[i] = _mm512_dpbusd_epi32(acc[i], unsigned_line(w + 64 * (line + i)), four_codes(x + 4 * (line + i)));
     }
   for (; line < a.lines; ++line)
