@@ -6,6 +6,9 @@
 //   kValueLanes[r]           the tile of p v: r = 1 .. kGroup rows x kValueLanes[r] x 16 columns
 //   kStreamRows              rows of that tile at most where values come from memory and it does not span them
 //   kDirectRows              with more rows than this, 16-bit keys and values are widened once into a buffer
+//   kJoinsKeys               the lanes of a tile of 4 keys are joined (join_4) before the next tile, which saves storing
+//                            them; keys are then read 32 elements at a time
+//   load_2<T>(p, to)         p[0 .. 15], p[16 .. 31]
 //
 // A block of keys goes through three passes: scores of all rows, softmax row by row, and the weighted sum of the
 // values. The scores lie in [rows][kScoreStride], one column for each key of the block of any row (rows may start at
@@ -78,32 +81,48 @@ static inline void dot_16_keys(const float* q, const typename Element<T>::type* 
                                      ahead.share(1, 2));
   } else {
     constexpr int kKeys = kDotKeys[kRows];
-    constexpr bool kOneTree = kRows * kKeys == 16;  // a tile is what one tree adds up
-    f32x16 lanes[kOneTree ? 1 : kRows][16];
+    constexpr bool kJoin = kJoinsKeys && kKeys == 4;
+    f32x16 lanes[kRows][kJoin ? 4 : 16];  // of the keys, or joined
     for (int first = 0; first < 16; first += kKeys) {
-      f32x16 acc[kRows * kKeys];
-      TLE_UNROLL for (f32x16& x : acc) x = zero();
+      f32x16 acc[kRows][kKeys];
+      TLE_UNROLL for (int r = 0; r < kRows; ++r)
+        TLE_UNROLL for (int j = 0; j < kKeys; ++j) acc[r][j] = zero();
       for (int j = 0; j < kKeys; ++j) ahead.fetch(first + j);
-      for (int64_t i = 0; i < d; i += 16) {
+      int64_t i = 0;
+      if constexpr (kJoin) {
+        for (; i + 32 <= d; i += 32) {
+          f32x16 keys[kKeys][2];
+          TLE_UNROLL for (int j = 0; j < kKeys; ++j) load_2<T>(k + (first + j) * k_stride + i, keys[j]);
+          TLE_UNROLL for (int half = 0; half < 2; ++half)
+            TLE_UNROLL for (int r = 0; r < kRows; ++r) {
+              const f32x16 query = load(q + r * d + i + 16 * half);
+              TLE_UNROLL for (int j = 0; j < kKeys; ++j) acc[r][j] = fma(query, keys[j][half], acc[r][j]);
+            }
+        }
+      }
+      for (; i < d; i += 16) {
         f32x16 keys[kKeys];
         TLE_UNROLL for (int j = 0; j < kKeys; ++j) keys[j] = load_as<T>(k + (first + j) * k_stride, i);
         TLE_UNROLL for (int r = 0; r < kRows; ++r) {
           const f32x16 query = load(q + r * d + i);
-          TLE_UNROLL for (int j = 0; j < kKeys; ++j) acc[r * kKeys + j] = fma(query, keys[j], acc[r * kKeys + j]);
+          TLE_UNROLL for (int j = 0; j < kKeys; ++j) acc[r][j] = fma(query, keys[j], acc[r][j]);
         }
       }
-      if constexpr (kOneTree) {
-        float sums[16];
-        store(sums, reduce_add_16(acc));
-        for (int r = 0; r < kRows; ++r)
-          memcpy(scores + r * kScoreStride + first, sums + r * kKeys, kKeys * sizeof(float));
-      } else {
-        TLE_UNROLL for (int r = 0; r < kRows; ++r)
-          TLE_UNROLL for (int j = 0; j < kKeys; ++j) lanes[r][first + j] = acc[r * kKeys + j];
+      TLE_UNROLL for (int r = 0; r < kRows; ++r) {
+        if constexpr (kJoin) {
+          lanes[r][first / 4] = join_4(acc[r]);
+        } else {
+          TLE_UNROLL for (int j = 0; j < kKeys; ++j) lanes[r][first + j] = acc[r][j];
+        }
       }
     }
-    if constexpr (!kOneTree)
-      for (int r = 0; r < kRows; ++r) store(scores + r * kScoreStride, reduce_add_16(lanes[r]));
+    for (int r = 0; r < kRows; ++r) {
+      if constexpr (kJoin) {
+        store(scores + r * kScoreStride, reduce_joined(lanes[r]));
+      } else {
+        store(scores + r * kScoreStride, reduce_add_16(lanes[r]));
+      }
+    }
   }
 }
 
@@ -136,7 +155,11 @@ static inline void add_values_tile(const float* p, const typename Element<T>::ty
   for (int64_t i = core_low; i < core_high; ++i) {
     ahead.fetch(i);
     f32x16 values[kLanes];
-    TLE_UNROLL for (int c = 0; c < kLanes; ++c) values[c] = load_as<T>(v + i * v_stride, 16 * c);
+    if constexpr (kLanes % 2 == 0) {
+      TLE_UNROLL for (int c = 0; c < kLanes; c += 2) load_2<T>(v + i * v_stride + 16 * c, values + c);
+    } else {
+      TLE_UNROLL for (int c = 0; c < kLanes; ++c) values[c] = load_as<T>(v + i * v_stride, 16 * c);
+    }
     TLE_UNROLL for (int r = 0; r < kRows; ++r) {
       const f32x16 weight = set1(p[r * kScoreStride + i]);
       TLE_UNROLL for (int c = 0; c < kLanes; ++c) sum[r][c] = fma(weight, values[c], sum[r][c]);

@@ -59,6 +59,15 @@ static inline f32x16 load_bf16(const uint16_t* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
+// p[0 .. 15] and p[16 .. 31] with one operation each.
+static inline void load_2_bf16(const uint16_t* p, f32x16 to[2]) {
+  const __m512i words = _mm512_loadu_si512(p);
+  const __m512i low = _mm512_setr_epi32(0 << 16, 1 << 16, 2 << 16, 3 << 16, 4 << 16, 5 << 16, 6 << 16, 7 << 16, 8 << 16,
+                                        9 << 16, 10 << 16, 11 << 16, 12 << 16, 13 << 16, 14 << 16, 15 << 16);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(16 << 16));
+  to[0].v = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, low, words));
+  to[1].v = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, high, words));
+}
 static inline f32x16 load_f16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
@@ -89,21 +98,34 @@ static inline float reduce_add(f32x16 a) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehl_ps(two, two)));
 }
 
-// reduce_add of 16 values at once, by the same tree: two shuffles and an addition join two values' lanes.
+// The first two levels of that tree for four values: quarter i holds the four sums of a[i]. Two values are joined by an
+// addition, a blend (for which any port will do) and one shuffle; x + y = y + x.
+static inline f32x16 join_4(const f32x16 a[4]) {
+  const auto halves = [](__m512 x, __m512 y) {
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xFF00, x, y), _mm512_shuffle_f32x4(x, y, 0x4E));
+  };
+  const __m512 x = halves(a[0].v, a[2].v), y = halves(a[1].v, a[3].v);
+  const __m512 other = _mm512_mask_blend_ps(0xF0F0, y, x);
+  return {_mm512_add_ps(_mm512_mask_blend_ps(0xF0F0, x, y), _mm512_shuffle_f32x4(other, other, 0xB1))};
+}
+
+// The last two: the sums of 16 values, whose first two levels are quarters[i] = join_4(a + 4 i).
+static inline f32x16 reduce_joined(const f32x16 quarters[4]) {
+  const auto pairs = [](__m512 x, __m512 y) {
+    const __m512 other = _mm512_mask_blend_ps(0xAAAA, y, x);
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xAAAA, x, y), _mm512_shuffle_ps(other, other, 0xB1));
+  };
+  const __m512 x = pairs(quarters[0].v, quarters[1].v), y = pairs(quarters[2].v, quarters[3].v);
+  const __m512 other = _mm512_mask_blend_ps(0xCCCC, y, x);
+  const __m512 sums = _mm512_add_ps(_mm512_mask_blend_ps(0xCCCC, x, y), _mm512_shuffle_ps(other, other, 0x4E));
+  // Element 4 i + j is the sum of a[4 j + i].
+  return {_mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sums)};
+}
+
+// reduce_add of 16 values at once.
 static inline f32x16 reduce_add_16(const f32x16 a[16]) {
-  __m512 fours[4];  // of values i, i + 4, i + 8, i + 12, one in each quarter
-  for (int i = 0; i < 4; ++i) {
-    const __m512 x = a[i].v, y = a[i + 4].v, z = a[i + 8].v, w = a[i + 12].v;
-    const __m512 xy = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xEE));
-    const __m512 zw = _mm512_add_ps(_mm512_shuffle_f32x4(z, w, 0x44), _mm512_shuffle_f32x4(z, w, 0xEE));
-    fours[i] = _mm512_add_ps(_mm512_shuffle_f32x4(xy, zw, 0x88), _mm512_shuffle_f32x4(xy, zw, 0xDD));
-  }
-  __m512 twos[2];
-  for (int i = 0; i < 2; ++i) {
-    const __m512 x = fours[2 * i], y = fours[2 * i + 1];
-    twos[i] = _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x88), _mm512_shuffle_ps(x, y, 0xDD));
-  }
-  return {_mm512_add_ps(_mm512_shuffle_ps(twos[0], twos[1], 0x88), _mm512_shuffle_ps(twos[0], twos[1], 0xDD))};
+  const f32x16 quarters[4] = {join_4(a), join_4(a + 4), join_4(a + 8), join_4(a + 12)};
+  return reduce_joined(quarters);
 }
 
 // Rounds to the nearest integer, ties to even; |a| < 2^31.
