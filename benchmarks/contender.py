@@ -164,17 +164,13 @@ class Tle(Transformers):
         return self.head_dim + 4 if self.kv_dtype else super().slot_bytes()
 
     def bytes_per_token(self) -> int:
-        seen, total = set(), 0
-        head = self.model.get_output_embeddings()
-        tensors = [*self.model.named_buffers(), *self.model.named_parameters()]
-        table = self.model.get_input_embeddings().weight
-        for name, tensor in tensors:
-            packed_head = any(b is not table for b in head.buffers())
-            if tensor.data_ptr() in seen or (tensor is table and packed_head):
-                continue
-            seen.add(tensor.data_ptr())
-            total += tensor.nbytes
-        return total
+        def sizes(module) -> dict[int, int]:
+            return {t.data_ptr(): t.nbytes for t in [*module.parameters(), *module.buffers()]}
+
+        # As above, packed weights included.
+        head = sizes(self.model.get_output_embeddings())
+        rows = sizes(self.model.get_input_embeddings()).keys() - head.keys()
+        return sum(size for pointer, size in sizes(self.model).items() if pointer not in rows)
 
     def new_cache(self):
         import tle_torch

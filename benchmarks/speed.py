@@ -15,8 +15,8 @@ Figures are medians, ratios are medians of the ratios within a repetition. `of b
 measured in the same repetition, over the bytes of weights, keys and values that a token reads. `KV slope`: the time
 that a token takes longer in the longest context than in the shortest, over the time that reading the additional keys
 and values takes at that bandwidth. `busy core`: speed with another process spinning on the machine, over the speed
-without. `peak MB`: resident memory once loaded, and at the end. `KL` and `changed`: what benchmarks/accuracy.py prints,
-against the eager fp32 model, where the weights are real.
+without. `peak MB`: of resident memory, until it is loaded and until the end. `KL` and `changed`: what
+benchmarks/accuracy.py prints, against the eager fp32 model, where the weights are real.
 """
 
 from __future__ import annotations
