@@ -256,7 +256,7 @@ class SampleLoop:
         return not bool(unfinished.any())
 
     def _token_plan(self) -> TokenPlan | None:
-        """How whole tokens run in one call while nobody else runs: made once, since nobody can change the model then."""
+        """How whole tokens run in one call while nobody else runs; made once, since then nobody can change the model."""
         if not self.quiet or not (self.starts is None or self.mask.shape[1] <= self.cache.get_seq_length()):
             return None
         if self._tokens is None and self._plan is None:

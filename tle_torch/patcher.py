@@ -717,8 +717,8 @@ def _attention_problem(decoder: PatchedDecoder, family: Family) -> str | None:
     finally:
         attention.training = training
         attention.config._attn_implementation = ATTENTION
-    # The products round differently, and then an activation of the output projection may get the next int8 code: compare
-    # with the size of the result.
+    # The products round differently, and then an activation of the output projection may get the next int8 code:
+    # compare with the size of the result.
     coarse = dtype != torch.float32 or any(isinstance(m, QuantizedLinear) for m in attention.modules())
     wanted, got = outputs["eager"], outputs[ATTENTION]
     if not (got - wanted).abs().max() <= (5e-2 if coarse else 1e-3) * wanted.abs().max() + 1e-6:

@@ -19,12 +19,9 @@ constexpr int64_t kOwnRegion = kRegion / 2;  // blocks from here on have one for
 constexpr int MADV_COLLAPSE = 25;  // Linux 6.1; newer than Debian 12's headers
 #endif
 
-char* round_up(char* p, int64_t unit) {
-  return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(p) + uintptr_t(unit) - 1) / uintptr_t(unit) * uintptr_t(unit));
-}
-char* round_down(char* p, int64_t unit) {
-  return reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(p) / uintptr_t(unit) * uintptr_t(unit));
-}
+// To a whole huge page.
+char* rounded_down(uintptr_t p) { return reinterpret_cast<char*>(p / kHugePage * kHugePage); }
+char* rounded_up(uintptr_t p) { return rounded_down(p + kHugePage - 1); }
 
 struct Region {
   char *mapping, *begin, *next, *end;  // next: the first byte that was never given out
@@ -37,7 +34,7 @@ struct Region {
     void* p = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     mapping = static_cast<char*>(p);
-    begin = next = round_up(mapping, kHugePage);
+    begin = next = rounded_up(reinterpret_cast<uintptr_t>(p));
     end = begin + bytes;
     madvise(begin, size_t(bytes), MADV_HUGEPAGE);
   }
@@ -103,8 +100,8 @@ void free_huge(const HugeBlock& block) {
 }
 
 void advise_huge(void* data, int64_t bytes) {
-  char* const first = round_up(static_cast<char*>(data), kHugePage);
-  char* const last = round_down(static_cast<char*>(data) + bytes, kHugePage);
+  const uintptr_t p = reinterpret_cast<uintptr_t>(data);
+  char *const first = rounded_up(p), *const last = rounded_down(p + uintptr_t(bytes));
   if (first >= last) return;
   madvise(first, size_t(last - first), MADV_HUGEPAGE);
   madvise(first, size_t(last - first), MADV_COLLAPSE);

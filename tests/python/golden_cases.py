@@ -389,7 +389,8 @@ def token_case(layers: list[list[torch.Tensor | None]], scheme: str, used: int, 
             k, v = ([t[:1] for t in caches] for caches in (k, v))
             out = tle.planned_greedy_steps(torch.tensor([3]), tokens, k, v, used, torch.tensor([[used]]), 1)
         else:
-            out = tle.planned_logits(torch.tensor([3, 49]), tokens, k, v, used, torch.tensor([[used], [5]]), torch.tensor([0, 2]))
+            positions, starts = torch.tensor([[used], [5]]), torch.tensor([0, 2])
+            out = tle.planned_logits(torch.tensor([3, 49]), tokens, k, v, used, positions, starts)
         return out, *k, *v
 
     return run

@@ -250,7 +250,8 @@ def test_slots_are_tensors_like_any_other():
     assert torch.ops.tle.empty_cache_slots([0, 4], torch.float32).numel() == 0
     with pytest.raises(ValueError, match="must not be negative"):
         torch.ops.tle.empty_cache_slots([2, -1], torch.float32)
-    torch.library.opcheck(torch.ops.tle.empty_cache_slots.default, ([2, 3], torch.float16), test_utils="test_faketensor")
+    operator = torch.ops.tle.empty_cache_slots.default
+    torch.library.opcheck(operator, ([2, 3], torch.float16), test_utils="test_faketensor")
 
 
 def test_advice_does_not_change_a_tensor():

@@ -412,7 +412,8 @@ def test_whole_tokens_have_the_bits_of_the_modules(name, scheme):
             token, position = tiny.tokens(2, 1, seed=i), torch.tensor([[4 + i], [6 + i]])
             got = plan.logits(token[:, 0], position, caches[0], starts)
             with module_by_module(model):
-                wanted = model(token, past_key_values=caches[1], attention_mask=mask[:, : 7 + i], position_ids=position).logits
+                inputs = {"attention_mask": mask[:, : 7 + i], "position_ids": position}
+                wanted = model(token, past_key_values=caches[1], **inputs).logits
             assert tiny.same_bits(got, wanted[:, -1])
     assert all(tiny.same_bits(a.keys, b.keys) for a, b in zip(caches[0].layers, caches[1].layers))
 
@@ -432,8 +433,8 @@ def test_greedy_stretches_stop_where_they_should(two_threads):
             before = _C.parallel_regions()
             while len(found) <= count and (ends is None or found[-1] not in ends):
                 # A slow machine does not reach `count` in the time that one call takes at most.
-                left = count + 1 - len(found)
-                found = torch.cat([found, plan.greedy(found[-1:], torch.tensor([[3 + len(found)]]), cache, None, left, ends)])
+                left, position = count + 1 - len(found), torch.tensor([[3 + len(found)]])
+                found = torch.cat([found, plan.greedy(found[-1:], position, cache, None, left, ends)])
         found = found[1:]
         assert cache.get_seq_length() == 4 + len(found)
         assert _C.parallel_regions() - before == len(found), "layers and head of a token are one parallel region"
