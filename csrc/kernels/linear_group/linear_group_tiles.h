@@ -99,7 +99,9 @@ template <GroupCodes kCodes, bool kChannelScale, bool kGroup32, int kTogether, b
         } else {
           to = fma(to_float(sums[j][r]), mul(scale, part(w_scale, i + j)), to);
           if constexpr (kMin) to = fma(broadcast(float(at.x_sum[r * groups + g])), mul(scale, part(w_min, i + j)), to);
-          if constexpr (kRows == 1) TLE_IN_REGISTER(to);
+          if constexpr (kRows == 1) {
+            TLE_IN_REGISTER(to);
+          }
         }
       }
     }
