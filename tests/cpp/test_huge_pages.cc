@@ -67,17 +67,18 @@ TEST(HugePages, ABlockAfterFreedOnesIsZeroed) {
 
 // Forks while other threads are inside: the child must not wait for them.
 TEST(HugePages, AForkedChildAllocates) {
+  const HugeBlock stays = allocate_huge(64, Arena::kWeights);  // else each block has a region of its own
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
   for (int t = 0; t < 2; ++t)
     threads.emplace_back([&] {
-      while (!stop) free_huge(allocate_huge(kMega, Arena::kWeights));
+      while (!stop) free_huge(allocate_huge(64, Arena::kWeights));
     });
   for (int i = 0; i < 20; ++i) {
     const pid_t child = fork();
     if (child == 0) {
       alarm(600);  // a child that hangs dies of it
-      free_huge(allocate_huge(kMega, Arena::kWeights));
+      free_huge(allocate_huge(64, Arena::kWeights));
       _exit(0);
     }
     int status = -1;
@@ -87,6 +88,7 @@ TEST(HugePages, AForkedChildAllocates) {
   }
   stop = true;
   for (std::thread& t : threads) t.join();
+  free_huge(stays);
 }
 
 TEST(HugePages, AnyThreadAllocatesAndFrees) {
