@@ -153,7 +153,6 @@ class SampleLoop:
 
     def __init__(self, model, router, input_ids, processors, criteria, config, streamer, inputs, starts):
         self.model, self.decoder, self.router = model, model.base_model, router
-        self.head = model.get_output_embeddings()
         self.processors, self.criteria, self.config, self.streamer = processors, criteria, config, streamer
         self.inputs, self.starts = inputs, starts
         self.cache: Cache = inputs["past_key_values"]
@@ -256,7 +255,7 @@ class SampleLoop:
         return not bool(unfinished.any())
 
     def _token_plan(self) -> TokenPlan | None:
-        """How whole tokens run in one call while nobody else runs; made once, since then nobody can change the model."""
+        """How whole tokens run in one call while nobody else runs. Made once: nobody can change the model then."""
         if not self.quiet or not (self.starts is None or self.mask.shape[1] <= self.cache.get_seq_length()):
             return None
         if self._tokens is None and self._plan is None:
@@ -292,7 +291,7 @@ class SampleLoop:
             plan = self._plan = self._usable_plan()
         if plan is not None and (self.starts is None or self.mask.shape[1] <= cache.get_seq_length()):
             hidden = decoder.get_input_embeddings()(tokens)
-            return self.head(plan.run(decoder, hidden, self.position, cache, self.starts))[:, -1]
+            return model.get_output_embeddings()(plan.run(decoder, hidden, self.position, cache, self.starts))[:, -1]
         # Somebody (a streamer, a criterion) put a hook on while we were running: the ordinary way sees it.
         mask = self.mask
         if mask is not None:

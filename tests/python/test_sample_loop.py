@@ -306,6 +306,45 @@ def test_hooks_on_the_model_or_put_on_in_mid_air(model, runs, monkeypatch):
     assert torch.equal(got, expected)
 
 
+class Changing(BaseStreamer):
+    """Changes the model between tokens, until it is the original one with other weights."""
+
+    def __init__(self, model):
+        generator = torch.Generator().manual_seed(1)
+        head, gate = torch.nn.Linear(64, 160, bias=False).requires_grad_(False), torch.empty(96, 64)
+        for weight in (head.weight, gate):
+            weight.normal_(0, 0.2, generator=generator)
+        norm = torch.nn.Parameter(torch.linspace(0.2, 3, 64), requires_grad=False)
+        self.changes = {
+            4: lambda: setattr(model.model.norm, "weight", norm),
+            7: lambda: model.set_output_embeddings(head),
+            10: lambda: setattr(model.model.layers[0].mlp.gate_proj, "weight", gate),
+            13: lambda: tle_torch.unpatch_model(model),
+        }
+        self.seen = 0
+
+    def put(self, value):
+        self.seen += 1
+        self.changes.get(self.seen, lambda: None)()
+
+    def end(self):
+        assert self.seen > max(self.changes)
+
+
+def test_a_model_that_is_changed_in_mid_air(runs, monkeypatch):
+    answers = []
+    for lean in (True, False):
+        model = tiny.build("llama")
+        tle_torch.patch_model(model, keep_original=True)
+        with monkeypatch.context() as patch:
+            if not lean:
+                patch.setattr(generation.SampleLoop, "of", classmethod(lambda cls, *args: None))
+            # The penalty keeps it from saying one word for ever.
+            options = {"max_new_tokens": 20, "do_sample": False, "repetition_penalty": 3.0, "eos_token_id": None}
+            answers.append(model.generate(tiny.tokens(1, 5), streamer=Changing(model), **options))
+    assert torch.equal(*answers) and runs == [1]
+
+
 def test_a_hook_on_the_head_sees_every_token(model, runs):
     calls = []
     handle = model.lm_head.register_forward_hook(lambda m, a, output: calls.append(output.shape))
