@@ -457,10 +457,9 @@ def smollm2_digests_in_one_pass(model: torch.nn.Module, tokens: list[int]) -> di
     Logits do not depend on how many tokens go through at once (test_decoder.py, test_smollm2.py)."""
     with torch.inference_mode():
         logits = model(torch.tensor([PROMPT + tokens[:-1]])).logits
-    return {
-        "logits": digest(logits[:, : len(PROMPT)]),
-        "tokens": logits[0, len(PROMPT) - 1 :].argmax(-1).tolist(),
-    }
+    after = logits[0, len(PROMPT) - 1 :].clone()
+    after[:, model.generation_config.eos_token_id] = -torch.inf  # as min_new_tokens does
+    return {"logits": digest(logits[:, : len(PROMPT)]), "tokens": tle.argmax(after).tolist()}
 
 
 # ---- the committed files ----
