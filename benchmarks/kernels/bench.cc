@@ -250,6 +250,7 @@ Weights packed_weights(const std::string& scheme, int64_t n, int64_t k, int64_t 
     w.data = at;
     w.packed = true;
     w.header = header;
+    w.layout = l;
     w.n = n;
     w.k = k;
     views.push_back(w);

@@ -9,8 +9,8 @@ namespace tle {
 
 namespace {
 
-// Of weights per unit. A member's units lie side by side, so they can be short: at the end of a stage somebody waits
-// for half a unit. A dense weight is read as several streams of adjacent rows (kernels/linear_dense), which want to be
+// Of weights per unit, twice that where nobody waits for another's. A member's units lie side by side, so they can be
+// short: at the end of a stage somebody waits for half a unit. A dense weight is read as several streams of adjacent rows (kernels/linear_dense), which want to be
 // long each.
 constexpr int64_t kPackedUnitBytes = 16 * 1024, kDenseUnitBytes = 256 * 1024;
 // Of weights per unit of a GEMM, which find room in the second-level cache together with the rows.
@@ -32,9 +32,10 @@ struct Grid {
 Grid grid_of(const LinearWeight& w, int64_t rows, int members) {
   const int64_t panels = ceil_div(w.n, kPanelChannels);
   const int64_t panel_bytes = std::max<int64_t>(1, w.bytes() / std::max<int64_t>(1, panels));
+  const int64_t unit_bytes = (w.packed ? kPackedUnitBytes : kDenseUnitBytes) * (members == 1 ? 2 : 1);
   Grid g;
   if (rows < kGemmRows)
-    g.panels_per_unit = std::max<int64_t>(1, (w.packed ? kPackedUnitBytes : kDenseUnitBytes) / panel_bytes);
+    g.panels_per_unit = std::max<int64_t>(1, unit_bytes / panel_bytes);
   else
     g.panels_per_unit = std::max<int64_t>(1, kGemmUnitBytes / panel_bytes / kTilePanels) * kTilePanels;
   g.row_blocks = ceil_div(rows, kRowBlock);
@@ -72,7 +73,7 @@ const void* offset(const void* p, int64_t elements, DType t) {
 void* offset(void* p, int64_t elements, DType t) { return static_cast<char*>(p) + elements * dtype_size(t); }
 
 void compute_w8(const Kernels& kernels, const Activation& x, const LinearWeight& w, const LinearOut& out, const Block& b) {
-  const PackedLayout l = layout_of(w.header);
+  const PackedLayout& l = w.layout;
   const QuantizedRows& q = x.with_group(0);
   LinearW8Args a;
   a.panels = static_cast<const uint8_t*>(w.data) + sizeof(PackedHeader) + b.channel / kPanelChannels * l.panel_stride;
@@ -98,7 +99,7 @@ DType dtype_of(ScaleType t) {
 }
 
 void compute_group(const Kernels& kernels, const Activation& x, const LinearWeight& w, const LinearOut& out, const Block& b) {
-  const PackedLayout l = layout_of(w.header);
+  const PackedLayout& l = w.layout;
   const QuantizedRows& q = x.with_group(w.header.act_group);
   const int64_t groups = ceil_div(w.k, w.header.act_group);
   LinearGroupArgs a;
@@ -185,7 +186,7 @@ struct GateUpStage {
 }  // namespace
 
 int64_t LinearWeight::bytes() const {
-  return packed ? layout_of(header).total_bytes : n * k * dtype_size(dtype);
+  return packed ? layout.total_bytes : n * k * dtype_size(dtype);
 }
 
 const QuantizedRows& Activation::with_group(int32_t group) const {

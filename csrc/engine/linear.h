@@ -13,6 +13,7 @@ struct LinearWeight {
   const void* data = nullptr;
   bool packed = false;
   PackedHeader header;   // when packed
+  PackedLayout layout;   // when packed: of the header, computed once and not for each unit
   DType dtype;           // when dense
   int64_t row_stride;    // when dense: elements
   int64_t n = 0, k = 0;

@@ -75,6 +75,7 @@ LinearWeight linear_weight(const char* op, const char* name, const at::Tensor& w
     if (!bytes.is_same(weight)) keep.push_back(bytes);
     w.packed = true;
     w.header = read_header(bytes.const_data_ptr(), bytes.numel());
+    w.layout = layout_of(w.header);
     w.data = bytes.const_data_ptr();
     w.n = w.header.n;
     w.k = w.header.k;
