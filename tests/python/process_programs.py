@@ -1,4 +1,4 @@
-"""Programs that test_process.py runs, each in a process of its own: `python process_programs.py NAME...`.
+"""Programs that test_process.py runs, each in a fresh interpreter: `python process_programs.py NAME`.
 
 What they check belongs to a whole process (its libraries, threads and floating-point mode), so it cannot share one with
 other tests. A program that returns has passed; what went wrong is its exception.
@@ -243,18 +243,5 @@ def many_python_threads():
     assert thread_count() <= before
 
 
-def main(names: list[str]) -> None:
-    """Runs each program in a fork of this process, which has imported torch and has one thread: what a fresh one would
-    be then, without the seconds (under emulation half a minute) of the import. Prints names and exit codes."""
-    assert thread_count() == 1, "a fork would lose a thread"
-    for name in names:
-        sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            PROGRAMS[name]()
-            return  # the interpreter ends as any other, with what the program left behind
-        print(name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    PROGRAMS[sys.argv[1]]()
