@@ -246,7 +246,7 @@ at::Tensor fused_mlp(const at::Tensor& x, const at::Tensor& gate, const at::Tens
   if (out.numel() == 0) return out;
   const Rows rows = rows_of(x);
 
-  Program program(5);
+  Program program(6);  // gate and up may want differently quantised rows
   Activation a = activation_of(rows, dtype);
   const LinearWeight *first[] = {&g, &u}, *second[] = {&d};
   add_quantize(program, a, first, 2);

@@ -214,6 +214,18 @@ def test_fused_mlp_equals_its_parts(scheme):
         assert_same_bits(got, tle.linear(inner, down, 96, biases[2]))
 
 
+@pytest.mark.parametrize("rows", [2, 20])
+def test_fused_mlp_of_weights_that_want_different_activations(rows):
+    x = torch.randn(rows, 96)
+    gate, up, down = (
+        tle.quantize_linear_weight(torch.randn(*shape), scheme)
+        for shape, scheme in (((150, 96), "w8a8"), ((150, 96), "w8a8-g32"), ((96, 150), "w4a8-g128"))
+    )
+    got = same_everywhere(lambda: tle.fused_mlp(x, gate, up, down, 150))
+    inner = tle.swiglu(tle.linear(x, gate, 150), tle.linear(x, up, 150))
+    assert_same_bits(got, tle.linear(inner, down, 96))
+
+
 # ---- the packed tensor as a tensor ----
 
 
