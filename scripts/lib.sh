@@ -66,7 +66,8 @@ base_python() {
 import sys
 sys.exit(sys.version_info < (3, 10))
 PY
-  "$python" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))'
+  # Resolved: an environment names it python3.11 where the same interpreter names itself python3.
+  "$python" -c 'import os, sys; print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))'
 }
 
 # g++, Python's headers and the venv module: what the extension needs from the system.
