@@ -10,8 +10,8 @@ namespace tle {
 namespace {
 
 // Of weights per unit, twice that where nobody waits for another's. A member's units lie side by side, so they can be
-// short: at the end of a stage somebody waits for half a unit. A dense weight is read as several streams of adjacent rows (kernels/linear_dense), which want to be
-// long each.
+// short: at the end of a stage somebody waits for half a unit. A dense weight is read as several streams of adjacent
+// rows (kernels/linear_dense), which want to be long each.
 constexpr int64_t kPackedUnitBytes = 16 * 1024, kDenseUnitBytes = 256 * 1024;
 // Of weights per unit of a GEMM, which find room in the second-level cache together with the rows.
 constexpr int64_t kGemmUnitBytes = 192 * 1024;
@@ -267,7 +267,8 @@ void add_gate_up(Program& program, const Activation& x, const LinearWeight& gate
     const LinearWeight* weights[] = {&gate, &up};
     const LinearOut outs[] = {out, up_out};
     add_linears(program, x, weights, outs, 2);
-    add_swiglu(program, {out.out, up_out.out, out.out, x.rows, gate.n, out.stride, up_out.stride, out.stride, out.dtype});
+    add_swiglu(program, {out.out, up_out.out, out.out, x.rows, gate.n, out.stride, up_out.stride, out.stride,
+                         out.dtype});
     return;
   }
   GateUpStage stage;
