@@ -230,9 +230,9 @@ void merge_blocks(const AttentionStage& s, int64_t unit, int) {
 
 }  // namespace
 
-void add_attention(Program& program, const AttentionCall& call) {
+UnitShape add_attention(Program& program, const AttentionCall& call, bool following) {
   const AttentionCall& c = call;
-  if (c.batch == 0 || c.heads == 0 || c.queries == 0) return;
+  if (c.batch == 0 || c.heads == 0 || c.queries == 0) return {};
   AttentionStage s = {};
   s.call = c;
   s.attention = attention_table.get();
@@ -268,12 +268,16 @@ void add_attention(Program& program, const AttentionCall& call) {
   }
   const int64_t bytes = c.batch * c.kv_heads * c.keys * (c.d + c.dv) * dtype_size(c.kv_dtype) *
                         ceil_div(s.group * c.queries, 8);
-  if (s.partials == 1) {
-    program.add(s, s.tiles, bytes, whole_tile);
-  } else {
+  const bool by_head = c.queries == 1 && s.head_tiles == 1;  // a tile is a batch row's key head
+  if (s.partials > 1) {
     program.add(s, s.tiles * s.runs, bytes, run_of_blocks);
     program.add(s, s.tiles, 0, merge_blocks);
+  } else if (following && by_head && c.mask.kind == MaskKind::kNone && program.can_follow(s.tiles)) {
+    program.follow(s, bytes, whole_tile);
+  } else {
+    program.add(s, s.tiles, bytes, whole_tile);
   }
+  return by_head ? UnitShape{1, s.group * c.dv} : UnitShape{};
 }
 
 }  // namespace tle

@@ -41,7 +41,10 @@ struct AttentionCall {
 // Stages that add_attention adds at most.
 inline constexpr int64_t kAttentionStages = 3;
 
-// The operands are read when the program runs, so that earlier stages may write them.
-void add_attention(Program& program, const AttentionCall& call);
+// The operands are read when the program runs, so that earlier stages may write them. following: the last stage has a
+// unit for each batch row's key head, in this order, which makes all that attention reads of them; attention goes on in
+// these units, if it needs nothing else and a query is one token. Returns what the last stage's units write of `out` as
+// [batch * queries, heads * dv], if they have whole rows of heads.
+UnitShape add_attention(Program& program, const AttentionCall& call, bool following = false);
 
 }  // namespace tle

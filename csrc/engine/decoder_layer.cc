@@ -14,7 +14,7 @@ namespace tle {
 namespace {
 
 constexpr int64_t kMaxRows = 512;         // tokens (over the batch) that go through the layers at once
-constexpr int64_t kStagesPerLayer = 24;  // 13, and more where the weights of a layer want differently quantised rows
+constexpr int64_t kStagesPerLayer = 24;  // 8 to 13, and more where the weights of a layer want differently quantised rows
 constexpr int64_t kLastStages = 3;       // the final norm, and the head with its rows quantised
 
 const void* advance(const void* p, int64_t elements, DType t) {
@@ -42,6 +42,7 @@ struct HeadsStage {
   Pass pass;
   bool rotate;
   void *q, *k, *v;  // [rows, heads * head_dim]
+  int64_t window;   // of the attention that follows
 };
 
 // A key or value into its slot of int8 codes and a scale.
@@ -104,6 +105,25 @@ void run_heads(const HeadsStage& s, int64_t unit, int) {
   }
 }
 
+// The first of the keys and values that attention reads next; once it reads them in a stream, the hardware goes ahead.
+constexpr int64_t kWarmBytes = 4096;
+
+void warm_heads(const HeadsStage& s, int64_t first, int64_t last) {
+  if (s.pass.tokens > 1) return;
+  for (int64_t unit = first; unit < last; ++unit) {
+    const int64_t b = unit / s.shape.kv_heads, head = unit % s.shape.kv_heads;
+    int64_t slot = s.pass.starts ? s.pass.starts[b] : 0;
+    if (s.window > 0) slot = std::max(slot, s.pass.cache_len + 1 - s.window);
+    const auto warm = [&](const void* slots, int64_t batch, int64_t head_stride, int64_t slot_stride) {
+      const int64_t bytes = (s.pass.cache_len - slot) * slot_stride * dtype_size(s.cache.dtype);
+      warm_bytes(advance(slots, b * batch + head * head_stride + slot * slot_stride, s.cache.dtype),
+                 std::min(bytes, kWarmBytes));
+    };
+    warm(s.cache.k, s.cache.k_batch, s.cache.k_head, s.cache.k_slot);
+    warm(s.cache.v, s.cache.v_batch, s.cache.v_head, s.cache.v_slot);
+  }
+}
+
 class Builder {
  public:
   Builder(Program& program, const DecoderShape& shape, const Pass& pass)
@@ -121,7 +141,7 @@ class Builder {
   }
 
   // normed = norm(residual (+ delta)); residual is updated in place.
-  void norm(void* residual, const void* delta, const NormWeight& w, void* normed, int64_t out_stride) {
+  UnitShape norm(void* residual, const void* delta, const NormWeight& w, void* normed, int64_t out_stride) {
     RmsNormArgs a = {};
     a.x = delta ? delta : residual;
     a.residual = delta ? residual : nullptr;
@@ -135,14 +155,14 @@ class Builder {
     a.kind = m_.norm;
     a.dtype = m_.dtype;
     a.weight_dtype = w.dtype;
-    add_rms_norm(program_, a);
+    return add_rms_norm(program_, a);
   }
 
-  void head(const void* normed, const LinearWeight& weight, void* logits) {
+  void head(const void* normed, UnitShape written, const LinearWeight& weight, void* logits) {
     Activation x = activation(normed, m_.hidden);
     const LinearWeight* weights[] = {&weight};
     const LinearOut out[] = {{logits, weight.n, m_.dtype}};
-    add_quantize(program_, x, weights, 1);
+    add_quantize(program_, x, weights, 1, written);
     add_linears(program_, x, weights, out, 1);
   }
 
@@ -151,40 +171,41 @@ class Builder {
     const int64_t q_width = m_.heads * m_.head_dim, kv_width = m_.kv_heads * m_.head_dim;
 
     void* normed = rows(m_.hidden);
-    norm(residual, delta_in, w.input_norm, normed, m_.hidden);
+    UnitShape written = norm(residual, delta_in, w.input_norm, normed, m_.hidden);
     Activation x = activation(normed, m_.hidden);
     const LinearWeight* qkv[] = {&w.q, &w.k, &w.v};
     void *q = rows(q_width), *k = rows(kv_width), *v = rows(kv_width);
     const LinearOut qkv_out[] = {{q, q_width, m_.dtype}, {k, kv_width, m_.dtype}, {v, kv_width, m_.dtype}};
-    add_quantize(program_, x, qkv, 3);
+    add_quantize(program_, x, qkv, 3, written);
     add_linears(program_, x, qkv, qkv_out, 3);
 
     HeadsStage heads = {rms_norm_table.get(), rotary_table.get(), quantize_rows_table.get(), m_, w.q_norm, w.k_norm,
-                        layer.cache, pass_, layer.rotary && pass_.cos != nullptr, q, k, v};
-    program_.add(heads, rows_ * m_.kv_heads, rows_ * (q_width + 2 * kv_width) * dtype_size(m_.dtype), run_heads);
+                        layer.cache, pass_, layer.rotary && pass_.cos != nullptr, q, k, v, layer.window};
+    program_.add(heads, rows_ * m_.kv_heads, rows_ * (q_width + 2 * kv_width) * dtype_size(m_.dtype), run_heads,
+                 warm_heads);
 
     void* attended = rows(q_width);
-    attention(layer, q, attended);
+    written = attention(layer, q, attended);
     const LinearWeight* o[] = {&w.o};
     const LinearOut o_out[] = {{delta_out, m_.hidden, m_.dtype}};
     Activation a = activation(attended, q_width);
-    add_quantize(program_, a, o, 1);
+    add_quantize(program_, a, o, 1, written);
     add_linears(program_, a, o, o_out, 1);
 
-    norm(residual, delta_out, w.post_norm, normed, m_.hidden);
+    written = norm(residual, delta_out, w.post_norm, normed, m_.hidden);
     Activation y = activation(normed, m_.hidden);
     const LinearWeight* gate_up[] = {&w.gate, &w.up};
-    add_quantize(program_, y, gate_up, 2);
+    add_quantize(program_, y, gate_up, 2, written);
     void* inner = rows(m_.intermediate);
-    add_gate_up(program_, y, w.gate, w.up, {inner, m_.intermediate, m_.dtype});
+    written = add_gate_up(program_, y, w.gate, w.up, {inner, m_.intermediate, m_.dtype});
     Activation z = activation(inner, m_.intermediate);
     const LinearWeight* down[] = {&w.down};
-    add_quantize(program_, z, down, 1);
+    add_quantize(program_, z, down, 1, written);
     add_linears(program_, z, down, o_out, 1);
   }
 
  private:
-  void attention(const DecoderLayer& layer, const void* q, void* out) {
+  UnitShape attention(const DecoderLayer& layer, const void* q, void* out) {
     const int64_t d = m_.head_dim, width = m_.heads * d;
     AttentionCall call = {};
     call.q = q;
@@ -207,7 +228,7 @@ class Builder {
     call.causal = true;
     call.window = layer.window;
     call.starts = pass_.starts;
-    add_attention(program_, call);
+    return add_attention(program_, call, pass_.tokens == 1);
   }
 
   Program& program_;
@@ -242,9 +263,9 @@ void run_pass(const DecoderShape& m, const DecoderLayer* layers, int64_t count, 
   program.rewind();
   // Without a final norm only the sum is wanted: the norm stage adds, and what it normalises is dropped.
   void* normed = builder.rows(m.hidden);
-  builder.norm(residual, count > 0 ? delta : nullptr, final_norm.data ? final_norm : layers[count - 1].weights.post_norm,
-               normed, m.hidden);
-  if (head != nullptr) builder.head(normed, *head, out);
+  const NormWeight& last_norm = final_norm.data ? final_norm : layers[count - 1].weights.post_norm;
+  const UnitShape written = builder.norm(residual, count > 0 ? delta : nullptr, last_norm, normed, m.hidden);
+  if (head != nullptr) builder.head(normed, written, *head, out);
   program.run();
   if (head != nullptr) return;
 

@@ -157,8 +157,27 @@ int64_t traffic(const LinearWeight& w, int64_t rows) { return w.bytes() * std::m
 struct QuantizeStage {
   QuantizeRowsArgs args;
   QuantizeRowsFn* fn;
-  int64_t rows_per_unit;
+  UnitShape unit;  // whole groups; more than one row only where a unit has all columns
 };
+
+void run_quantize(const QuantizeStage& s, int64_t unit, int) {
+  QuantizeRowsArgs a = s.args;
+  const int64_t across = std::max<int64_t>(1, ceil_div(a.k, s.unit.columns));
+  const int64_t row = unit / across * s.unit.rows, column = unit % across * s.unit.columns;
+  const int64_t groups = a.group ? ceil_div(a.k, a.group) : 1, at = row * groups + (a.group ? column / a.group : 0);
+  a.rows = std::min(s.unit.rows, a.rows - row);
+  a.x = offset(a.x, row * a.x_stride + column, a.dtype);
+  a.codes += row * a.code_stride + column;
+  a.scales += at;
+  a.sums += at;
+  if (across > 1) {
+    // Codes end with zeros up to the stride, which here is the place where the next unit's begin.
+    const bool last = column + s.unit.columns >= a.k;
+    a.code_stride = last ? a.code_stride - column : s.unit.columns;
+    a.k = last ? a.k - column : s.unit.columns;
+  }
+  s.fn(a);
+}
 
 struct LinearsStage {
   Kernels kernels;
@@ -195,33 +214,37 @@ const QuantizedRows& Activation::with_group(int32_t group) const {
   throw std::logic_error("a packed weight wants activation groups that no scheme has");
 }
 
-void add_quantize(Program& program, Activation& x, const LinearWeight* const* weights, int count) {
-  for (int w = 0; w < count; ++w) {
-    if (!weights[w]->packed) continue;
-    const int32_t group = weights[w]->header.act_group;
-    QuantizedRows& q = const_cast<QuantizedRows&>(x.with_group(group));
-    if (q.codes != nullptr) continue;
-    const int64_t groups = group ? ceil_div(x.k, group) : 1;
-    q.code_stride = QuantizedRows::stride_for(x.k);
-    q.codes = program.scratch<int8_t>(x.rows * q.code_stride);
-    q.scales = program.scratch<float>(x.rows * groups);
-    q.sums = program.scratch<int32_t>(x.rows * groups);
-    QuantizeStage stage;
-    stage.args = {x.x, q.codes, q.scales, q.sums, x.rows, x.k, group, x.stride, q.code_stride, x.dtype};
-    stage.fn = quantize_rows_table.get();
-    stage.rows_per_unit = std::max<int64_t>(1, 8192 / std::max<int64_t>(1, x.k));
-    const int64_t units = ceil_div(x.rows, stage.rows_per_unit);
-    program.add(stage, units, x.rows * x.k * dtype_size(x.dtype), +[](const QuantizeStage& s, int64_t unit, int) {
-      QuantizeRowsArgs a = s.args;
-      const int64_t first = unit * s.rows_per_unit, groups = a.group ? ceil_div(a.k, a.group) : 1;
-      a.rows = std::min(s.rows_per_unit, a.rows - first);
-      a.x = offset(a.x, first * a.x_stride, a.dtype);
-      a.codes += first * a.code_stride;
-      a.scales += first * groups;
-      a.sums += first * groups;
-      s.fn(a);
-    });
-  }
+void add_quantize(Program& program, Activation& x, const LinearWeight* const* weights, int count, UnitShape written) {
+  // Continuations first: they belong to the stage that is the last one now.
+  for (const bool following : {true, false})
+    for (int w = 0; w < count; ++w) {
+      if (!weights[w]->packed) continue;
+      const int32_t group = weights[w]->header.act_group;
+      QuantizedRows& q = const_cast<QuantizedRows&>(x.with_group(group));
+      if (q.codes != nullptr) continue;
+      QuantizeStage stage;
+      stage.unit = {std::max<int64_t>(1, 8192 / std::max<int64_t>(1, x.k)), std::max<int64_t>(1, x.k)};
+      if (following) {
+        const bool whole = written.columns >= x.k;
+        const bool groups = written.rows == 1 && group > 0 && written.columns % group == 0;
+        if (written.rows == 0 || written.columns == 0 || !(whole || groups)) continue;
+        stage.unit = written;
+      }
+      const int64_t units = ceil_div(x.rows, stage.unit.rows) * std::max<int64_t>(1, ceil_div(x.k, stage.unit.columns));
+      if (following && !program.can_follow(units)) continue;
+      const int64_t groups = group ? ceil_div(x.k, group) : 1;
+      q.code_stride = QuantizedRows::stride_for(x.k);
+      q.codes = program.scratch<int8_t>(x.rows * q.code_stride);
+      q.scales = program.scratch<float>(x.rows * groups);
+      q.sums = program.scratch<int32_t>(x.rows * groups);
+      stage.args = {x.x, q.codes, q.scales, q.sums, x.rows, x.k, group, x.stride, q.code_stride, x.dtype};
+      stage.fn = quantize_rows_table.get();
+      const int64_t bytes = x.rows * x.k * dtype_size(x.dtype);
+      if (following)
+        program.follow(stage, bytes, run_quantize);
+      else
+        program.add(stage, units, bytes, run_quantize);
+    }
 }
 
 void add_linears(Program& program, const Activation& x, const LinearWeight* const* weights, const LinearOut* outs, int count) {
@@ -244,7 +267,7 @@ void add_linears(Program& program, const Activation& x, const LinearWeight* cons
   });
 }
 
-void add_swiglu(Program& program, const SwigluArgs& args) {
+UnitShape add_swiglu(Program& program, const SwigluArgs& args) {
   const SwigluStage stage = {args, swiglu_table.get(), ceil_div(args.n, kSwigluColumns)};
   const int64_t bytes = 3 * args.rows * args.n * dtype_size(args.dtype);
   program.add(stage, args.rows * stage.blocks, bytes, +[](const SwigluStage& s, int64_t unit, int) {
@@ -257,19 +280,19 @@ void add_swiglu(Program& program, const SwigluArgs& args) {
     a.out = offset(a.out, row * a.out_stride + column, a.dtype);
     s.fn(a);
   });
+  return {1, kSwigluColumns};
 }
 
-void add_gate_up(Program& program, const Activation& x, const LinearWeight& gate, const LinearWeight& up,
-                 const LinearOut& out) {
+UnitShape add_gate_up(Program& program, const Activation& x, const LinearWeight& gate, const LinearWeight& up,
+                      const LinearOut& out) {
   const LinearOut up_out = {program.scratch<float>(x.rows * up.n), up.n, out.dtype};
   if (x.rows < kGemmRows) {
     // Memory is read faster in one stream after the other (Zen 4: by 15 %) than with both in turn.
     const LinearWeight* weights[] = {&gate, &up};
     const LinearOut outs[] = {out, up_out};
     add_linears(program, x, weights, outs, 2);
-    add_swiglu(program, {out.out, up_out.out, out.out, x.rows, gate.n, out.stride, up_out.stride, out.stride,
-                         out.dtype});
-    return;
+    return add_swiglu(program, {out.out, up_out.out, out.out, x.rows, gate.n, out.stride, up_out.stride, out.stride,
+                                out.dtype});
   }
   GateUpStage stage;
   stage.x = x;
@@ -292,6 +315,7 @@ void add_gate_up(Program& program, const Activation& x, const LinearWeight& gate
     a.dtype = s.out.dtype;
     s.kernels.swiglu(a);
   });
+  return {};
 }
 
 }  // namespace tle

@@ -46,8 +46,10 @@ struct Activation {
   const QuantizedRows& with_group(int32_t group) const;
 };
 
-// Adds the stages that quantise the rows in every way that a weight of the list wants and that was not added before.
-void add_quantize(Program& program, Activation& x, const LinearWeight* const* weights, int count);
+// Adds what quantises the rows in every way that a weight of the list wants and that was not added before: where the
+// units of the last stage, which wrote x, have whole groups in their hands, as their continuation, otherwise as stages.
+void add_quantize(Program& program, Activation& x, const LinearWeight* const* weights, int count,
+                  UnitShape written = {});
 
 struct LinearOut {
   void* out;
@@ -58,11 +60,12 @@ struct LinearOut {
 // One stage: out[i] = x weights[i]^T + bias for every i. The rows must have been quantised if a weight is packed.
 void add_linears(Program& program, const Activation& x, const LinearWeight* const* weights, const LinearOut* outs, int count);
 
-// One stage: SwiGLU of rows that lie in memory (kernels/swiglu).
-void add_swiglu(Program& program, const SwigluArgs& args);
+// One stage: SwiGLU of rows that lie in memory (kernels/swiglu). Returns what its units write of `out`.
+UnitShape add_swiglu(Program& program, const SwigluArgs& args);
 
-// One or two stages: out = silu(x gate^T + bias) * (x up^T + bias), rounded where the unfused operators round.
-void add_gate_up(Program& program, const Activation& x, const LinearWeight& gate, const LinearWeight& up,
-                 const LinearOut& out);
+// One or two stages: out = silu(x gate^T + bias) * (x up^T + bias), rounded where the unfused operators round. Returns
+// what the units of the last one write of `out`.
+UnitShape add_gate_up(Program& program, const Activation& x, const LinearWeight& gate, const LinearWeight& up,
+                      const LinearOut& out);
 
 }  // namespace tle

@@ -28,13 +28,22 @@ void run_unit(const NormStage& stage, int64_t unit, int) {
   stage.fn(a);
 }
 
+// Of a few rows; many are read in a stream.
+void warm_units(const NormStage& stage, int64_t first, int64_t) {
+  const RmsNormArgs& a = stage.args;
+  if (first > 0 || a.rows > 1) return;
+  warm_bytes(a.weight, a.d * dtype_size(a.weight_dtype));
+  if (a.residual != nullptr) warm_bytes(a.residual, a.d * dtype_size(a.dtype));
+}
+
 }  // namespace
 
-void add_rms_norm(Program& program, const RmsNormArgs& args) {
+UnitShape add_rms_norm(Program& program, const RmsNormArgs& args) {
   const int64_t bytes_per_row = std::max<int64_t>(1, args.d) * dtype_size(args.dtype) * 2;
   const int64_t rows_per_unit = std::max<int64_t>(1, 16384 / bytes_per_row);
   program.add(NormStage{args, rms_norm_table.get(), rows_per_unit}, (args.rows + rows_per_unit - 1) / rows_per_unit,
-              args.rows * bytes_per_row, run_unit);
+              args.rows * bytes_per_row, run_unit, warm_units);
+  return {rows_per_unit, args.d};
 }
 
 }  // namespace tle

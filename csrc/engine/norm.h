@@ -1,4 +1,4 @@
-// Row-wise normalisation as a stage.
+// Row-wise normalisation as a stage. Returns what its units write of `out`.
 #pragma once
 
 #include "csrc/engine/program.h"
@@ -6,6 +6,6 @@
 
 namespace tle {
 
-void add_rms_norm(Program& program, const RmsNormArgs& args);
+UnitShape add_rms_norm(Program& program, const RmsNormArgs& args);
 
 }  // namespace tle

@@ -12,6 +12,17 @@
 
 namespace tle {
 
+// What a stage's units write of a matrix [.., columns]: unit u the rows from u / n * rows and the columns from
+// u % n * columns on, where n units lie beside each other. rows = 0: something else.
+struct UnitShape {
+  int64_t rows = 0, columns = 0;
+};
+
+// Asks the second-level cache for `bytes` from p on: what a stage of a few microseconds would wait for.
+inline void warm_bytes(const void* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
+}
+
 class Program {
  public:
   explicit Program(int64_t max_stages)
@@ -42,23 +53,37 @@ class Program {
   int members() const { return members_; }
 
   // Appends a stage of `units` calls run(context, unit, member). bytes: what the stage reads and writes, roughly.
+  // warm(context, first, last), if given, asks the caches for what these units read (runtime/threads.h).
   template <class Context>
   void add(const Context& context, int64_t units, int64_t bytes,
-           void (*run)(const Context&, int64_t unit, int member)) {
-    static_assert(std::is_trivially_copyable_v<Context> && std::is_trivially_destructible_v<Context>);
+           void (*run)(const Context&, int64_t unit, int member),
+           void (*warm)(const Context&, int64_t first, int64_t last) = nullptr) {
     if (units == 0) return;
     if (count_ == capacity_) throw std::logic_error("a program has more stages than it asked for");
-    struct Bound {
-      Context context;
-      void (*run)(const Context&, int64_t, int);
-    };
-    Bound* bound = scratch_.get<Bound>(1);
-    *bound = {context, run};
-    stages_[count_++] = {[](const void* p, int64_t unit, int member) {
-                           const Bound& b = *static_cast<const Bound*>(p);
-                           b.run(b.context, unit, member);
-                         },
-                         bound, units, int64_t(sizeof(Bound))};
+    const Call call = bind(context, run, warm);
+    Stage& stage = stages_[count_++];
+    stage = {call.run, call.context, units, end_ - static_cast<const char*>(call.context), nullptr};
+    if (warm != nullptr)
+      stage.warm = [](const void* p, int64_t first, int64_t last) {
+        const Bound<Context>& b = *static_cast<const Bound<Context>*>(p);
+        b.warm(b.context, first, last);
+      };
+    bytes_ += bytes;
+  }
+
+  // Whether the last stage has this many units, so that one may follow() there.
+  bool can_follow(int64_t units) const { return count_ > 0 && stages_[count_ - 1].units == units; }
+
+  // Instead of a stage of its own: each unit of the last stage goes on with run(context, unit, member). That saves the
+  // threads' meeting, and what the unit wrote is still in the core's cache. It may read nothing that another unit of
+  // that stage writes.
+  template <class Context>
+  void follow(const Context& context, int64_t bytes, void (*run)(const Context&, int64_t unit, int member)) {
+    Call* const next = next_;
+    *next = bind<Context>(context, run, nullptr);
+    Stage& stage = stages_[count_ - 1];
+    const int64_t length = end_ - static_cast<const char*>(stage.context);
+    if (length > 0 && length <= kMaxContext) stage.context_bytes = length;
     bytes_ += bytes;
   }
 
@@ -66,16 +91,47 @@ class Program {
 
  private:
   static constexpr int kMaxBlocks = 64;
+  static constexpr int64_t kMaxContext = 4096;  // bytes of a stage's contexts that are read ahead
   struct Block {
     void* memory;
     int64_t bytes;
   };
+  struct Call {
+    void (*run)(const void* context, int64_t unit, int member) = nullptr;
+    const void* context = nullptr;
+  };
+
+  template <class Context>
+  struct Bound {
+    Context context;
+    void (*run)(const Context&, int64_t, int);
+    void (*warm)(const Context&, int64_t, int64_t);
+    Call next;
+  };
+
+  template <class Context>
+  Call bind(const Context& context, void (*run)(const Context&, int64_t, int),
+            void (*warm)(const Context&, int64_t, int64_t)) {
+    static_assert(std::is_trivially_copyable_v<Context> && std::is_trivially_destructible_v<Context>);
+    Bound<Context>* bound = scratch_.get<Bound<Context>>(1);
+    *bound = {context, run, warm, {}};
+    next_ = &bound->next;
+    end_ = reinterpret_cast<const char*>(bound + 1);
+    return {[](const void* p, int64_t unit, int member) {
+              const Bound<Context>& b = *static_cast<const Bound<Context>*>(p);
+              b.run(b.context, unit, member);
+              if (b.next.run != nullptr) b.next.run(b.next.context, unit, member);
+            },
+            bound};
+  }
 
   Scratch scratch_;
   Block block_[kMaxBlocks];
   int blocks_ = 0, next_block_ = 0;
   bool recording_ = false;
   Stage* stages_;
+  Call* next_ = nullptr;       // of what was bound last
+  const char* end_ = nullptr;  // of its context
   int64_t capacity_, count_ = 0, bytes_ = 0;
   int members_;
 };

@@ -85,6 +85,26 @@ void prefetch_context(const Stage& stage) {
   for (int64_t i = 0; i < stage.context_bytes; i += 64) __builtin_prefetch(p + i);
 }
 
+// The units of a stage, in `ranges` pieces of which each member begins with one.
+struct Range {
+  int64_t first, size;
+  Range(const Stage& stage, int64_t range, int64_t ranges)
+      : first(stage.units * range / ranges), size(stage.units * (range + 1) / ranges - first) {}
+  // After this one, which is not the last if there are two, the next stage is warmed: late, because the units that
+  // are left push what they read through the same caches.
+  int64_t warming() const { return size - 2; }
+};
+
+// For a member that will begin with this range. Where there are fewer units than members anybody may get any of them.
+void warm(const Stage& stage, int64_t range, int64_t ranges) {
+  if (stage.warm == nullptr) return;
+  const Range mine(stage, range, ranges);
+  if (stage.units < ranges)
+    stage.warm(stage.context, 0, stage.units);
+  else
+    stage.warm(stage.context, mine.first, mine.first + mine.size);
+}
+
 // A call's work, kept by the team and not by the caller, because a member that was preempted may look at it after the
 // call has returned (and find nothing left).
 struct Slot {
@@ -120,12 +140,14 @@ struct Slot {
     const Stage& stage = stages[i];
     int64_t ran = 0;
     for (int step = 0; step < ranges; ++step) {
-      const int range = (member + step) % ranges;
-      const int64_t first = stage.units * range / ranges, size = stage.units * (range + 1) / ranges - first;
-      std::atomic<int64_t>& claimed = claims[i * size_t(ranges) + size_t(range)].count;
-      if (claimed.load(std::memory_order_relaxed) >= size) continue;
-      for (int64_t unit; (unit = claimed.fetch_add(1, std::memory_order_relaxed)) < size; ++ran)
-        stage.run(stage.context, first + unit, member);
+      const int index = (member + step) % ranges;
+      const Range range(stage, index, ranges);
+      std::atomic<int64_t>& claimed = claims[i * size_t(ranges) + size_t(index)].count;
+      if (claimed.load(std::memory_order_relaxed) >= range.size) continue;
+      for (int64_t unit; (unit = claimed.fetch_add(1, std::memory_order_relaxed)) < range.size; ++ran) {
+        stage.run(stage.context, range.first + unit, member);
+        if (step == 0 && unit == range.warming() && i + 1 < stages.size()) warm(stages[i + 1], index, ranges);
+      }
     }
     return ran;
   }
@@ -157,7 +179,11 @@ struct Slot {
 void run_alone(const Stage* stages, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     if (i + 1 < count) prefetch_context(stages[i + 1]);
-    for (int64_t unit = 0; unit < stages[i].units; ++unit) stages[i].run(stages[i].context, unit, 0);
+    const int64_t warming = Range(stages[i], 0, 1).warming();
+    for (int64_t unit = 0; unit < stages[i].units; ++unit) {
+      stages[i].run(stages[i].context, unit, 0);
+      if (unit == warming && i + 1 < count) warm(stages[i + 1], 0, 1);
+    }
   }
 }
 

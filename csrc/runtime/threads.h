@@ -22,6 +22,8 @@ struct Stage {
   const void* context;
   int64_t units;
   int64_t context_bytes = 0;  // of the context, to be read ahead
+  // Or null: asks the caches for what the units first .. last - 1 will read. Called near the end of the stage before.
+  void (*warm)(const void* context, int64_t first, int64_t last) = nullptr;
 };
 
 // Threads that a call may use, the caller included: TLE_NUM_THREADS or the number of usable performance cores.

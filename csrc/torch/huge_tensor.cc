@@ -14,7 +14,7 @@ namespace tle {
 namespace {
 
 // Below this a tensor is read faster than its region is made.
-constexpr int64_t kSmall = 64 << 10;
+constexpr int64_t kSmall = 16 << 10;
 
 at::Tensor empty_cache_slots(at::IntArrayRef size, at::ScalarType dtype) {
   TORCH_CHECK_VALUE(std::all_of(size.begin(), size.end(), [](int64_t n) { return n >= 0; }),

@@ -255,8 +255,8 @@ at::Tensor fused_mlp(const at::Tensor& x, const at::Tensor& gate, const at::Tens
   inner.dtype = dtype;
   inner.rows = rows.rows;
   inner.k = inner.stride = intermediate_size;
-  add_gate_up(program, a, g, u, {const_cast<void*>(inner.x), inner.stride, dtype});
-  add_quantize(program, inner, second, 1);
+  const UnitShape written = add_gate_up(program, a, g, u, {const_cast<void*>(inner.x), inner.stride, dtype});
+  add_quantize(program, inner, second, 1, written);
   const LinearOut outs[] = {{out.mutable_data_ptr(), hidden, dtype}};
   add_linears(program, inner, second, outs, 1);
   program.run();

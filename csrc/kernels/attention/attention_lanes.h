@@ -52,23 +52,26 @@ struct Ahead {
   const char* rows;
   int64_t stride;  // bytes
   int64_t first, last;
+  int64_t count;  // rows that have one so far ahead
 
   void fetch(int64_t row) const {
+    if (row >= count) return;
     for (int64_t line = first; line < last; ++line) __builtin_prefetch(rows + row * stride + 64 * line, 0, 2);
   }
   // The part of one among `count` equal ones.
   Ahead share(int64_t index, int64_t count) const {
-    return {rows, stride, first + (last - first) * index / count, first + (last - first) * (index + 1) / count};
+    return {rows, stride, first + (last - first) * index / count, first + (last - first) * (index + 1) / count,
+            this->count};
   }
-  Ahead from(int64_t row) const { return {rows + row * stride, stride, first, last}; }
+  Ahead from(int64_t row) const { return {rows + row * stride, stride, first, last, count - row}; }
 };
 
-// rows: of n elements of T, `stride` elements apart.
+// rows: `count` of n elements of T, `stride` elements apart.
 template <DType T>
-static inline Ahead ahead_of(const typename Element<T>::type* rows, int64_t stride, int64_t n) {
+static inline Ahead ahead_of(const typename Element<T>::type* rows, int64_t stride, int64_t n, int64_t count) {
   constexpr int64_t kSize = int64_t(sizeof(typename Element<T>::type));
   const int64_t bytes = stride * kSize, distance = bytes > 0 && bytes < kPrefetchBytes ? kPrefetchBytes / bytes : 1;
-  return {reinterpret_cast<const char*>(rows + distance * stride), bytes, 0, (n * kSize + 63) / 64};
+  return {reinterpret_cast<const char*>(rows + distance * stride), bytes, 0, (n * kSize + 63) / 64, count - distance};
 }
 
 // The dot products of kRows rows with 16 keys, d padded to whole lanes.
@@ -326,13 +329,14 @@ struct AttentionTile {
   // Sets the columns for block b. False: no row has keys there.
   bool place(int64_t b) {
     first_key = INT64_MAX;
-    int64_t last_key = INT64_MIN;
+    int64_t last_key = INT64_MIN, end = 0;
     for (int64_t r = 0; r < rows; ++r) {
       low[r] = a.begin[r] + b * kAttentionBlock;
       high[r] = at_most(low[r] + kAttentionBlock, a.end[r]);
       if (low[r] >= high[r]) continue;
       first_key = at_most(first_key, low[r]);
       last_key = at_least(last_key, high[r]);
+      end = at_least(end, a.end[r]);
     }
     if (first_key >= last_key) return false;
     columns = last_key - first_key;
@@ -340,8 +344,8 @@ struct AttentionTile {
       low[r] -= first_key;
       high[r] -= first_key;
     }
-    keys_ahead = ahead_of<T>(k(0), a.k_stride, a.d);
-    values_ahead = ahead_of<T>(v(0), a.v_stride, a.dv);
+    keys_ahead = ahead_of<T>(k(0), a.k_stride, a.d, end - first_key);
+    values_ahead = ahead_of<T>(v(0), a.v_stride, a.dv, end - first_key);
     return true;
   }
 

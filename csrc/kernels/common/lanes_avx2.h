@@ -70,13 +70,20 @@ static inline __m256 from_i8_half(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 static inline f32x16 load_i8(const int8_t* p) { return {from_i8_half(p), from_i8_half(p + 8)}; }
-static inline __m256i bf16_half(__m256 a) {
+// a rounded to bf16 in the upper halves; what the lower ones hold means nothing.
+static inline __m256i bf16_upper_half(__m256 a) {
   const __m256i u = _mm256_castps_si256(canonical_half(a));
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-  return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7FFF)), odd), 16);
+  return _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7FFF)), odd);
+}
+static inline f32x16 round_to_bf16(f32x16 a) {
+  const __m256i upper = _mm256_set1_epi32(int(0xFFFF0000u));
+  return {_mm256_castsi256_ps(_mm256_and_si256(bf16_upper_half(a.lo), upper)),
+          _mm256_castsi256_ps(_mm256_and_si256(bf16_upper_half(a.hi), upper))};
 }
 static inline void store_bf16(uint16_t* p, f32x16 a) {
-  const __m256i packed = _mm256_packus_epi32(bf16_half(a.lo), bf16_half(a.hi));  // per 128-bit half: lo, hi, lo, hi
+  const __m256i lo = _mm256_srli_epi32(bf16_upper_half(a.lo), 16), hi = _mm256_srli_epi32(bf16_upper_half(a.hi), 16);
+  const __m256i packed = _mm256_packus_epi32(lo, hi);  // per 128-bit half: lo, hi, lo, hi
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xD8));
 }
 static inline void store_f16(uint16_t* p, f32x16 a) {

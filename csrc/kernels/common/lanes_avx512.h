@@ -74,13 +74,17 @@ static inline f32x16 load_f16(const uint16_t* p) {
 static inline f32x16 load_i8(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
-static inline __m256i bf16_bits(f32x16 a) {
+// a rounded to bf16 in the upper halves; what the lower ones hold means nothing.
+static inline __m512i bf16_upper_bits(f32x16 a) {
   const __m512i u = _mm512_castps_si512(canonical(a).v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
   // The canonical NaN has low bits 0: adding 0x7FFF leaves its upper half alone.
-  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7FFF)), odd);
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+  return _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7FFF)), odd);
 }
+static inline f32x16 round_to_bf16(f32x16 a) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(bf16_upper_bits(a), _mm512_set1_epi32(int(0xFFFF0000u))))};
+}
+static inline __m256i bf16_bits(f32x16 a) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bf16_upper_bits(a), 16)); }
 static inline void store_bf16(uint16_t* p, f32x16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bf16_bits(a));
 }

@@ -111,6 +111,10 @@ static inline uint32x4_t bf16_quarter(float32x4_t a) {
   const uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
   return vaddq_u32(vaddq_u32(u, vdupq_n_u32(0x7FFF)), odd);
 }
+static inline f32x16 round_to_bf16(f32x16 a) {
+  for (float32x4_t& v : a.v) v = vreinterpretq_f32_u32(vandq_u32(bf16_quarter(v), vdupq_n_u32(0xFFFF0000u)));
+  return a;
+}
 static inline void store_bf16(uint16_t* p, f32x16 a) {
   for (int i = 0; i < 4; i += 2)
     vst1q_u16(p + 4 * i, vshrn_high_n_u32(vshrn_n_u32(bf16_quarter(a.v[i]), 16), bf16_quarter(a.v[i + 1]), 16));

@@ -72,6 +72,7 @@ static inline void store_any(DType t, void* p, int64_t i, int64_t n, f32x16 a) {
 template <DType T>
 static inline f32x16 round_to(f32x16 a) {
   if constexpr (T == DType::kF32) return canonical(a);
+  if constexpr (T == DType::kBF16) return round_to_bf16(a);
   uint16_t buffer[16];
   store_as<T>(buffer, 0, a);
   return load_as<T>(buffer, 0);
