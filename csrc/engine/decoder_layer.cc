@@ -7,6 +7,7 @@
 
 #include "csrc/engine/attention.h"
 #include "csrc/engine/norm.h"
+#include "csrc/kernels/common/prefetch.h"
 #include "csrc/kernels/tables.h"
 
 namespace tle {
@@ -115,9 +116,9 @@ void warm_heads(const HeadsStage& s, int64_t first, int64_t last) {
     int64_t slot = s.pass.starts ? s.pass.starts[b] : 0;
     if (s.window > 0) slot = std::max(slot, s.pass.cache_len + 1 - s.window);
     const auto warm = [&](const void* slots, int64_t batch, int64_t head_stride, int64_t slot_stride) {
-      const int64_t bytes = (s.pass.cache_len - slot) * slot_stride * dtype_size(s.cache.dtype);
-      warm_bytes(advance(slots, b * batch + head * head_stride + slot * slot_stride, s.cache.dtype),
-                 std::min(bytes, kWarmBytes));
+      const int64_t bytes = std::min((s.pass.cache_len - slot) * slot_stride * dtype_size(s.cache.dtype), kWarmBytes);
+      const void* from = advance(slots, b * batch + head * head_stride + slot * slot_stride, s.cache.dtype);
+      prefetch_lines(static_cast<const char*>(from), (bytes + 63) / 64);
     };
     warm(s.cache.k, s.cache.k_batch, s.cache.k_head, s.cache.k_slot);
     warm(s.cache.v, s.cache.v_batch, s.cache.v_head, s.cache.v_slot);

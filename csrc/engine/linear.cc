@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "csrc/kernels/common/prefetch.h"
 #include "csrc/kernels/tables.h"
 
 namespace tle {
@@ -20,6 +21,7 @@ constexpr int64_t kTilePanels = 3;         // panels that the widest tile takes 
 constexpr int64_t kRowBlock = 64;          // rows per unit of a GEMM
 constexpr int kMaxWeights = 4;             // that share their rows in one stage
 constexpr int64_t kSwigluColumns = 2048;   // per unit
+constexpr int64_t kWarmBytes = 4096;       // of the weights that a stage begins with
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -188,6 +190,24 @@ struct LinearsStage {
   int count;
 };
 
+void run_linears(const LinearsStage& s, int64_t unit, int) {
+  int i = 0;
+  while (unit >= s.grids[i].units) unit -= s.grids[i++].units;
+  compute(s.kernels, s.x, s.weights[i], s.outs[i], block_of(s.weights[i], s.grids[i], s.x.rows, unit));
+}
+
+// The beginning of the first unit's weights, for the hardware to go on from.
+void warm_linears(const LinearsStage& s, int64_t first, int64_t) {
+  int i = 0;
+  while (first >= s.grids[i].units) first -= s.grids[i++].units;
+  const LinearWeight& w = s.weights[i];
+  const int64_t channel = block_of(w, s.grids[i], s.x.rows, first).channel;
+  const int64_t at = w.packed ? int64_t(sizeof(PackedHeader)) + channel / kPanelChannels * w.layout.panel_stride
+                              : channel * w.row_stride * dtype_size(w.dtype);
+  const char* from = static_cast<const char*>(w.data) + at;
+  prefetch_lines(from, std::min(kWarmBytes, w.bytes() - at) / 64);
+}
+
 struct SwigluStage {
   SwigluArgs args;
   SwigluFn* fn;
@@ -260,11 +280,7 @@ void add_linears(Program& program, const Activation& x, const LinearWeight* cons
     units += stage.grids[i].units;
     bytes += traffic(*weights[i], x.rows);
   }
-  program.add(stage, units, bytes, +[](const LinearsStage& s, int64_t unit, int) {
-    int i = 0;
-    while (unit >= s.grids[i].units) unit -= s.grids[i++].units;
-    compute(s.kernels, s.x, s.weights[i], s.outs[i], block_of(s.weights[i], s.grids[i], s.x.rows, unit));
-  });
+  program.add(stage, units, bytes, run_linears, warm_linears);
 }
 
 UnitShape add_swiglu(Program& program, const SwigluArgs& args) {

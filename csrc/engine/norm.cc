@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "csrc/kernels/common/prefetch.h"
 #include "csrc/kernels/tables.h"
 
 namespace tle {
@@ -32,8 +33,11 @@ void run_unit(const NormStage& stage, int64_t unit, int) {
 void warm_units(const NormStage& stage, int64_t first, int64_t) {
   const RmsNormArgs& a = stage.args;
   if (first > 0 || a.rows > 1) return;
-  warm_bytes(a.weight, a.d * dtype_size(a.weight_dtype));
-  if (a.residual != nullptr) warm_bytes(a.residual, a.d * dtype_size(a.dtype));
+  const auto warm = [&](const void* p, DType t) {
+    if (p != nullptr) prefetch_lines(static_cast<const char*>(p), (a.d * dtype_size(t) + 63) / 64);
+  };
+  warm(a.weight, a.weight_dtype);
+  warm(a.residual, a.dtype);
 }
 
 }  // namespace

@@ -18,11 +18,6 @@ struct UnitShape {
   int64_t rows = 0, columns = 0;
 };
 
-// Asks the second-level cache for `bytes` from p on: what a stage of a few microseconds would wait for.
-inline void warm_bytes(const void* p, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i, 0, 2);
-}
-
 class Program {
  public:
   explicit Program(int64_t max_stages)

@@ -90,12 +90,10 @@ struct Range {
   int64_t first, size;
   Range(const Stage& stage, int64_t range, int64_t ranges)
       : first(stage.units * range / ranges), size(stage.units * (range + 1) / ranges - first) {}
-  // After this one, which is not the last if there are two, the next stage is warmed: late, because the units that
-  // are left push what they read through the same caches.
-  int64_t warming() const { return size - 2; }
 };
 
-// For a member that will begin with this range. Where there are fewer units than members anybody may get any of them.
+// For a member that will begin with this range, before the last unit of its range now: late, because what units read
+// pushes the rest out of the caches, and early enough to arrive while that unit runs. Where there are fewer units than members anybody may get any of them.
 void warm(const Stage& stage, int64_t range, int64_t ranges) {
   if (stage.warm == nullptr) return;
   const Range mine(stage, range, ranges);
@@ -142,11 +140,12 @@ struct Slot {
     for (int step = 0; step < ranges; ++step) {
       const int index = (member + step) % ranges;
       const Range range(stage, index, ranges);
+      if (step == 0 && range.size == 0 && i + 1 < stages.size()) warm(stages[i + 1], index, ranges);
       std::atomic<int64_t>& claimed = claims[i * size_t(ranges) + size_t(index)].count;
       if (claimed.load(std::memory_order_relaxed) >= range.size) continue;
       for (int64_t unit; (unit = claimed.fetch_add(1, std::memory_order_relaxed)) < range.size; ++ran) {
+        if (step == 0 && unit + 1 == range.size && i + 1 < stages.size()) warm(stages[i + 1], index, ranges);
         stage.run(stage.context, range.first + unit, member);
-        if (step == 0 && unit == range.warming() && i + 1 < stages.size()) warm(stages[i + 1], index, ranges);
       }
     }
     return ran;
@@ -179,10 +178,9 @@ struct Slot {
 void run_alone(const Stage* stages, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     if (i + 1 < count) prefetch_context(stages[i + 1]);
-    const int64_t warming = Range(stages[i], 0, 1).warming();
     for (int64_t unit = 0; unit < stages[i].units; ++unit) {
+      if (unit + 1 == stages[i].units && i + 1 < count) warm(stages[i + 1], 0, 1);
       stages[i].run(stages[i].context, unit, 0);
-      if (unit == warming && i + 1 < count) warm(stages[i + 1], 0, 1);
     }
   }
 }

@@ -18,6 +18,7 @@
 
 #include "csrc/kernels/attention/attention.h"
 #include "csrc/kernels/attention/merge_lanes.h"
+#include "csrc/kernels/common/prefetch.h"
 #include "csrc/kernels/common/registers.h"
 
 namespace tle {
@@ -55,8 +56,7 @@ struct Ahead {
   int64_t count;  // rows that have one so far ahead
 
   void fetch(int64_t row) const {
-    if (row >= count) return;
-    for (int64_t line = first; line < last; ++line) __builtin_prefetch(rows + row * stride + 64 * line, 0, 2);
+    if (row < count) prefetch_lines(rows + row * stride + 64 * first, last - first);
   }
   // The part of one among `count` equal ones.
   Ahead share(int64_t index, int64_t count) const {
