@@ -92,8 +92,10 @@ struct Range {
       : first(stage.units * range / ranges), size(stage.units * (range + 1) / ranges - first) {}
 };
 
-// For a member that will begin with this range, before the last unit of its range now: late, because what units read
-// pushes the rest out of the caches, and early enough to arrive while that unit runs. Where there are fewer units than members anybody may get any of them.
+// For a member that will begin with this range of the next stage. Called before the last unit of a range now: late,
+// because what units read pushes the rest out of the caches, and early enough to arrive while that unit runs. Only with a
+// unit in its hands may a member look at contexts: without one, the call may have returned. Where there are fewer units
+// than members, anybody may get any of them.
 void warm(const Stage& stage, int64_t range, int64_t ranges) {
   if (stage.warm == nullptr) return;
   const Range mine(stage, range, ranges);
@@ -140,11 +142,10 @@ struct Slot {
     for (int step = 0; step < ranges; ++step) {
       const int index = (member + step) % ranges;
       const Range range(stage, index, ranges);
-      if (step == 0 && range.size == 0 && i + 1 < stages.size()) warm(stages[i + 1], index, ranges);
       std::atomic<int64_t>& claimed = claims[i * size_t(ranges) + size_t(index)].count;
       if (claimed.load(std::memory_order_relaxed) >= range.size) continue;
       for (int64_t unit; (unit = claimed.fetch_add(1, std::memory_order_relaxed)) < range.size; ++ran) {
-        if (step == 0 && unit + 1 == range.size && i + 1 < stages.size()) warm(stages[i + 1], index, ranges);
+        if (unit + 1 == range.size && i + 1 < stages.size()) warm(stages[i + 1], member % ranges, ranges);
         stage.run(stage.context, range.first + unit, member);
       }
     }

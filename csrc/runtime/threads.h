@@ -22,7 +22,8 @@ struct Stage {
   const void* context;
   int64_t units;
   int64_t context_bytes = 0;  // of the context, to be read ahead
-  // Or null: asks the caches for what the units first .. last - 1 will read. Called near the end of the stage before.
+  // Or null: asks the caches for what the units first .. last - 1 will read. Called near the end of the stage before,
+  // by somebody with a unit of that one in his hands.
   void (*warm)(const void* context, int64_t first, int64_t last) = nullptr;
 };
 

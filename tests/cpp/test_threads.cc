@@ -93,6 +93,42 @@ TEST_F(Threads, SmallWorkStaysWithTheCaller) {
 // A simulation of big.LITTLE: one member takes ten times as long for a unit. With units claimed one by one, the others
 // take its share: the whole lasts little longer than the fast members' own pace allows, and never the slow one's even
 // share.
+TEST_F(Threads, WarmingComesBeforeTheStageAndNeverAfterTheCall) {
+  // More members than cores, so that some come late: what they look at then is not to be read any more.
+  struct Context {
+    std::atomic<int64_t> ran, warmed, too_late;
+    std::atomic<bool> over;
+  } contexts[3] = {};
+  const auto run = [](const void* p, int64_t, int) { static_cast<Context*>(const_cast<void*>(p))->ran.fetch_add(1); };
+  const auto warm = [](const void* p, int64_t first, int64_t last) {
+    Context& c = *static_cast<Context*>(const_cast<void*>(p));
+    c.warmed.fetch_add(last - first);
+    if (c.over.load()) c.too_late.fetch_add(1);
+  };
+  for (int threads : {1, 2, 4, 8}) {
+    set_num_threads(threads);
+    for (int64_t units : {1, 3, 8, 40}) {
+      for (int repetition = 0; repetition < 200; ++repetition) {
+        Stage stages[3];
+        for (int i = 0; i < 3; ++i) {
+          contexts[i].ran = contexts[i].warmed = 0;
+          contexts[i].over = false;
+          stages[i] = {run, &contexts[i], i == 1 ? 1 : units, 0, warm};
+        }
+        run_stages(stages, 3, kLarge, threads);
+        for (Context& c : contexts) c.over = true;
+        ASSERT_EQ(contexts[0].ran.load() + contexts[1].ran.load() + contexts[2].ran.load(), 2 * units + 1);
+        ASSERT_EQ(contexts[0].warmed.load(), 0);
+        // Once for each range of the stage before that has units.
+        ASSERT_GE(contexts[1].warmed.load(), 1);
+        ASSERT_GE(contexts[2].warmed.load(), 1);
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    for (Context& c : contexts) ASSERT_EQ(c.too_late.load(), 0) << threads;
+  }
+}
+
 TEST_F(Threads, ASlowMemberDoesNotHoldTheRest) {
   set_num_threads(2);
   constexpr int64_t kUnits = 40;

@@ -53,25 +53,22 @@ struct Ahead {
   const char* rows;
   int64_t stride;  // bytes
   int64_t first, last;
-  int64_t count;  // rows that have one so far ahead
 
-  void fetch(int64_t row) const {
-    if (row < count) prefetch_lines(rows + row * stride + 64 * first, last - first);
-  }
+  void fetch(int64_t row) const { prefetch_lines(rows + row * stride + 64 * first, last - first); }
   // The part of one among `count` equal ones.
   Ahead share(int64_t index, int64_t count) const {
-    return {rows, stride, first + (last - first) * index / count, first + (last - first) * (index + 1) / count,
-            this->count};
+    return {rows, stride, first + (last - first) * index / count, first + (last - first) * (index + 1) / count};
   }
-  Ahead from(int64_t row) const { return {rows + row * stride, stride, first, last, count - row}; }
+  Ahead from(int64_t row) const { return {rows + row * stride, stride, first, last}; }
 };
 
-// rows: `count` of n elements of T, `stride` elements apart.
+// rows: `count` of n elements of T, `stride` elements apart. Where there are not so many, nothing is fetched.
 template <DType T>
 static inline Ahead ahead_of(const typename Element<T>::type* rows, int64_t stride, int64_t n, int64_t count) {
   constexpr int64_t kSize = int64_t(sizeof(typename Element<T>::type));
   const int64_t bytes = stride * kSize, distance = bytes > 0 && bytes < kPrefetchBytes ? kPrefetchBytes / bytes : 1;
-  return {reinterpret_cast<const char*>(rows + distance * stride), bytes, 0, (n * kSize + 63) / 64, count - distance};
+  if (count <= distance) return {};
+  return {reinterpret_cast<const char*>(rows + distance * stride), bytes, 0, (n * kSize + 63) / 64};
 }
 
 // The dot products of kRows rows with 16 keys, d padded to whole lanes.
