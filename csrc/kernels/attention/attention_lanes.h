@@ -68,7 +68,9 @@ static inline Ahead ahead_of(const typename Element<T>::type* rows, int64_t stri
   constexpr int64_t kSize = int64_t(sizeof(typename Element<T>::type));
   const int64_t bytes = stride * kSize, distance = bytes > 0 && bytes < kPrefetchBytes ? kPrefetchBytes / bytes : 1;
   if (count <= distance) return {};
-  return {reinterpret_cast<const char*>(rows + distance * stride), bytes, 0, (n * kSize + 63) / 64};
+  // A row that begins within a line ends in one more. Without that one, int8 of 64 + 4 bytes are read 20 % more slowly.
+  const int64_t lines = (n * kSize + 63) / 64 + (bytes % 64 != 0);
+  return {reinterpret_cast<const char*>(rows + distance * stride), bytes, 0, lines};
 }
 
 // The dot products of kRows rows with 16 keys, d padded to whole lanes.
