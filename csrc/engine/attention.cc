@@ -27,8 +27,8 @@ struct AttentionStage {
   int64_t group;           // query heads per key/value head
   int64_t heads, queries;  // of a tile
   int64_t head_tiles, query_tiles, tiles;
-  int64_t partials;        // 1: a tile is one unit and joins its blocks as it goes. Otherwise each block has its result,
-  int64_t run, runs;       // and a unit is one of a tile's `runs` runs of `run` neighbouring blocks.
+  int64_t partials;        // 1: a tile is one unit and joins its blocks as it goes. Otherwise each block has its
+  int64_t run, runs;       // result, and a unit is one of a tile's `runs` runs of `run` neighbouring blocks.
   int64_t acc_stride, rows;
   // Results of units, [tiles or members][partials][rows]; a tile that is one unit needs them only while it runs.
   float *max, *sum, *acc;

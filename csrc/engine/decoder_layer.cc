@@ -14,8 +14,8 @@ namespace tle {
 
 namespace {
 
-constexpr int64_t kMaxRows = 512;         // tokens (over the batch) that go through the layers at once
-constexpr int64_t kStagesPerLayer = 24;  // 8 to 13, and more where the weights of a layer want differently quantised rows
+constexpr int64_t kMaxRows = 512;        // tokens (over the batch) that go through the layers at once
+constexpr int64_t kStagesPerLayer = 24;  // 8 to 13, and more where a layer's weights want differently quantised rows
 constexpr int64_t kLastStages = 3;       // the final norm, and the head with its rows quantised
 
 const void* advance(const void* p, int64_t elements, DType t) {
@@ -285,9 +285,11 @@ void run_decoder(const DecoderShape& shape, const DecoderLayer* layers, int64_t 
     run_pass(shape, layers, count, input, first, std::min(step, input.tokens - first), final_norm, nullptr, out);
 }
 
-void run_decoder_and_head(const DecoderShape& shape, const DecoderLayer* layers, int64_t count, const DecoderInput& input,
-                          const NormWeight& final_norm, const LinearWeight& head, void* logits) {
-  if (input.tokens != 1 || final_norm.data == nullptr) throw std::logic_error("the head follows one token and the final norm");
+void run_decoder_and_head(const DecoderShape& shape, const DecoderLayer* layers, int64_t count,
+                          const DecoderInput& input, const NormWeight& final_norm, const LinearWeight& head,
+                          void* logits) {
+  if (input.tokens != 1 || final_norm.data == nullptr)
+    throw std::logic_error("the head follows one token and the final norm");
   run_pass(shape, layers, count, input, 0, 1, final_norm, &head, logits);
 }
 

@@ -60,7 +60,8 @@ void run_decoder(const DecoderShape& shape, const DecoderLayer* layers, int64_t 
                  const NormWeight& final_norm, void* out);
 
 // The same for one token per batch row, and the head after it. logits [batch, head.n] of the model's dtype, contiguous.
-void run_decoder_and_head(const DecoderShape& shape, const DecoderLayer* layers, int64_t count, const DecoderInput& input,
-                          const NormWeight& final_norm, const LinearWeight& head, void* logits);
+void run_decoder_and_head(const DecoderShape& shape, const DecoderLayer* layers, int64_t count,
+                          const DecoderInput& input, const NormWeight& final_norm, const LinearWeight& head,
+                          void* logits);
 
 }  // namespace tle

@@ -74,7 +74,8 @@ const void* offset(const void* p, int64_t elements, DType t) {
 }
 void* offset(void* p, int64_t elements, DType t) { return static_cast<char*>(p) + elements * dtype_size(t); }
 
-void compute_w8(const Kernels& kernels, const Activation& x, const LinearWeight& w, const LinearOut& out, const Block& b) {
+void compute_w8(const Kernels& kernels, const Activation& x, const LinearWeight& w, const LinearOut& out,
+                const Block& b) {
   const PackedLayout& l = w.layout;
   const QuantizedRows& q = x.with_group(0);
   LinearW8Args a;
@@ -100,7 +101,8 @@ DType dtype_of(ScaleType t) {
   return t == ScaleType::kF32 ? DType::kF32 : t == ScaleType::kF16 ? DType::kF16 : DType::kBF16;
 }
 
-void compute_group(const Kernels& kernels, const Activation& x, const LinearWeight& w, const LinearOut& out, const Block& b) {
+void compute_group(const Kernels& kernels, const Activation& x, const LinearWeight& w, const LinearOut& out,
+                   const Block& b) {
   const PackedLayout& l = w.layout;
   const QuantizedRows& q = x.with_group(w.header.act_group);
   const int64_t groups = ceil_div(w.k, w.header.act_group);
@@ -129,7 +131,8 @@ void compute_group(const Kernels& kernels, const Activation& x, const LinearWeig
   kernels.group(a);
 }
 
-void compute_dense(const Kernels& kernels, const Activation& x, const LinearWeight& w, const LinearOut& out, const Block& b) {
+void compute_dense(const Kernels& kernels, const Activation& x, const LinearWeight& w, const LinearOut& out,
+                   const Block& b) {
   LinearDenseArgs a;
   a.x = offset(x.x, b.row * x.stride, x.dtype);
   a.w = offset(w.data, b.channel * w.row_stride, w.dtype);
@@ -267,7 +270,8 @@ void add_quantize(Program& program, Activation& x, const LinearWeight* const* we
     }
 }
 
-void add_linears(Program& program, const Activation& x, const LinearWeight* const* weights, const LinearOut* outs, int count) {
+void add_linears(Program& program, const Activation& x, const LinearWeight* const* weights, const LinearOut* outs,
+                 int count) {
   if (count > kMaxWeights) throw std::logic_error("too many weights in one stage");
   LinearsStage stage;
   stage.x = x;
@@ -317,20 +321,22 @@ UnitShape add_gate_up(Program& program, const Activation& x, const LinearWeight&
   stage.out = out;
   stage.up_out = up_out;
   stage.grid = grid_of(gate, x.rows, program.members());
-  program.add(stage, stage.grid.units, traffic(gate, x.rows) + traffic(up, x.rows), +[](const GateUpStage& s, int64_t unit, int) {
-    const Block b = block_of(s.gate, s.grid, s.x.rows, unit);
-    compute(s.kernels, s.x, s.gate, s.out, b);
-    compute(s.kernels, s.x, s.up, s.up_out, b);
-    SwigluArgs a;
-    a.gate = a.out = offset(s.out.out, b.row * s.out.stride + b.channel, s.out.dtype);
-    a.up = offset(s.up_out.out, b.row * s.up_out.stride + b.channel, s.up_out.dtype);
-    a.rows = b.rows;
-    a.n = b.channels;
-    a.gate_stride = a.out_stride = s.out.stride;
-    a.up_stride = s.up_out.stride;
-    a.dtype = s.out.dtype;
-    s.kernels.swiglu(a);
-  });
+  program.add(
+      stage, stage.grid.units, traffic(gate, x.rows) + traffic(up, x.rows),
+      +[](const GateUpStage& s, int64_t unit, int) {
+        const Block b = block_of(s.gate, s.grid, s.x.rows, unit);
+        compute(s.kernels, s.x, s.gate, s.out, b);
+        compute(s.kernels, s.x, s.up, s.up_out, b);
+        SwigluArgs a;
+        a.gate = a.out = offset(s.out.out, b.row * s.out.stride + b.channel, s.out.dtype);
+        a.up = offset(s.up_out.out, b.row * s.up_out.stride + b.channel, s.up_out.dtype);
+        a.rows = b.rows;
+        a.n = b.channels;
+        a.gate_stride = a.out_stride = s.out.stride;
+        a.up_stride = s.up_out.stride;
+        a.dtype = s.out.dtype;
+        s.kernels.swiglu(a);
+      });
   return {};
 }
 

@@ -58,7 +58,8 @@ struct LinearOut {
 };
 
 // One stage: out[i] = x weights[i]^T + bias for every i. The rows must have been quantised if a weight is packed.
-void add_linears(Program& program, const Activation& x, const LinearWeight* const* weights, const LinearOut* outs, int count);
+void add_linears(Program& program, const Activation& x, const LinearWeight* const* weights, const LinearOut* outs,
+                 int count);
 
 // One stage: SwiGLU of rows that lie in memory (kernels/swiglu). Returns what its units write of `out`.
 UnitShape add_swiglu(Program& program, const SwigluArgs& args);

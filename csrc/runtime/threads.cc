@@ -93,9 +93,9 @@ struct Range {
 };
 
 // For a member that will begin with this range of the next stage. Called before the last unit of a range now: late,
-// because what units read pushes the rest out of the caches, and early enough to arrive while that unit runs. Only with a
-// unit in its hands may a member look at contexts: without one, the call may have returned. Where there are fewer units
-// than members, anybody may get any of them.
+// because what units read pushes the rest out of the caches, and early enough to arrive while that unit runs. Only with
+// a unit in its hands may a member look at contexts: without one, the call may have returned. Where there are fewer
+// units than members, anybody may get any of them.
 void warm(const Stage& stage, int64_t range, int64_t ranges) {
   if (stage.warm == nullptr) return;
   const Range mine(stage, range, ranges);

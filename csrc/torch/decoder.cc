@@ -66,8 +66,8 @@ class Call {
     if (cos.has_value()) {
       in_.cos = table("cos", *cos);
       in_.sin = table("sin", *sin);
-      TORCH_CHECK_VALUE(cos->sizes() == sin->sizes(), op, ": cos and sin must have one shape, got ", cos->sizes(), " and ",
-                        sin->sizes());
+      TORCH_CHECK_VALUE(cos->sizes() == sin->sizes(), op, ": cos and sin must have one shape, got ", cos->sizes(),
+                        " and ", sin->sizes());
       in_.rotary_dim = cos->size(2);
       in_.table_batch_stride = cos->size(0) == 1 ? 0 : cos->size(1) * cos->size(2);
     }
@@ -84,8 +84,8 @@ class Call {
   }
 
   // weights[at .. at + 18) and the caches of one layer.
-  void add_layer(at::ArrayRef<at::Tensor> weights, int64_t at, const at::Tensor& k_cache, const at::Tensor& v_cache, bool rotary,
-                 int64_t window) {
+  void add_layer(at::ArrayRef<at::Tensor> weights, int64_t at, const at::Tensor& k_cache, const at::Tensor& v_cache,
+                 bool rotary, int64_t window) {
     auto get = [&](int64_t i) -> const at::Tensor& { return weights[size_t(at + i)]; };
     auto norm = [&](int64_t i, int64_t size, bool needed) -> NormWeight {
       const at::Tensor& t = get(i);
@@ -95,7 +95,8 @@ class Call {
     auto linear = [&](int64_t i, int64_t n, int64_t k) {
       const at::Tensor &t = get(i), &bias = get(i + 1);
       TORCH_CHECK_VALUE(t.defined(), op_, ": weights[", at + i, "] (", kWeightNames[i], ") is missing");
-      return linear_weight(op_, kWeightNames[i], t, n, k, bias.defined() ? std::optional(bias) : std::nullopt, m_.dtype, keep_);
+      return linear_weight(op_, kWeightNames[i], t, n, k, bias.defined() ? std::optional(bias) : std::nullopt, m_.dtype,
+                           keep_);
     };
     const int64_t q_width = m_.heads * m_.head_dim, kv_width = m_.kv_heads * m_.head_dim;
     DecoderLayer layer;
@@ -131,7 +132,8 @@ class Call {
 
   at::Tensor run(const at::Tensor& hidden, const NormWeight& final_norm) {
     at::Tensor out = at::empty(hidden.sizes(), hidden.options());
-    if (out.numel() > 0) run_decoder(m_, layers_.data(), int64_t(layers_.size()), in_, final_norm, out.mutable_data_ptr());
+    if (out.numel() > 0)
+      run_decoder(m_, layers_.data(), int64_t(layers_.size()), in_, final_norm, out.mutable_data_ptr());
     return out;
   }
 
@@ -159,8 +161,8 @@ class Call {
     TORCH_CHECK_TYPE(t.scalar_type() == scalar_type(m_.dtype), op_, ": ", name, " must have hidden's dtype ",
                      scalar_type(m_.dtype), ", got ", t.scalar_type());
     check_dim(op_, name, t, 3);
-    TORCH_CHECK_VALUE(t.size(0) == 1 || t.size(0) == in_.batch, op_, ": ", name, " must have batch size 1 or ", in_.batch,
-                      ", got ", t.sizes());
+    TORCH_CHECK_VALUE(t.size(0) == 1 || t.size(0) == in_.batch, op_, ": ", name, " must have batch size 1 or ",
+                      in_.batch, ", got ", t.sizes());
     check_size(op_, name, t, 1, in_.tokens, "the number of tokens");
     TORCH_CHECK_VALUE(t.size(2) % 2 == 0 && t.size(2) <= m_.head_dim, op_, ": ", name,
                       " must have an even last dimension of at most head_dim ", m_.head_dim, ", got ", t.sizes());
@@ -174,8 +176,8 @@ class Call {
                       " must be [", in_.batch, ", ", m_.kv_heads, ", slots, ", width, "], got ", t.sizes());
     TORCH_CHECK_VALUE(t.size(2) >= in_.cache_len + in_.tokens, op_, ": ", name, " has ", t.size(2), " slots, and ",
                       in_.cache_len, " used ones and ", in_.tokens, " new tokens need ", in_.cache_len + in_.tokens);
-    TORCH_CHECK_VALUE(t.stride(3) == 1 || t.size(3) == 1, op_, ": the last dimension of ", name, " must be dense, got strides ",
-                      t.strides());
+    TORCH_CHECK_VALUE(t.stride(3) == 1 || t.size(3) == 1, op_, ": the last dimension of ", name,
+                      " must be dense, got strides ", t.strides());
   }
 
   const char* op_;
@@ -205,14 +207,15 @@ struct DecodeSettings {
 };
 
 // The layers and the final norm of a model, with the first step's tokens.
-NormWeight set_up(Call& call, const char* op, at::ArrayRef<at::Tensor> weights, at::TensorList k_cache, at::TensorList v_cache,
-                  const DecodeSettings& set, bool rotates) {
+NormWeight set_up(Call& call, const char* op, at::ArrayRef<at::Tensor> weights, at::TensorList k_cache,
+                  at::TensorList v_cache, const DecodeSettings& set, bool rotates) {
   const size_t layers = k_cache.size();
   TORCH_CHECK_VALUE(weights.size() == layers * kWeightsPerLayer + 1, op, ": weights must have ", kWeightsPerLayer,
                     " entries for each of the ", layers, " layers and the final norm, got ", weights.size());
-  TORCH_CHECK_VALUE(v_cache.size() == layers, op, ": v_cache must have one entry per layer (", layers, "), got ", v_cache.size());
-  TORCH_CHECK_VALUE(set.rope.empty() || set.rope.size() == layers, op, ": rope must be empty or have one entry per layer (", layers,
-                    "), got ", set.rope.size());
+  TORCH_CHECK_VALUE(v_cache.size() == layers, op, ": v_cache must have one entry per layer (", layers, "), got ",
+                    v_cache.size());
+  TORCH_CHECK_VALUE(set.rope.empty() || set.rope.size() == layers, op,
+                    ": rope must be empty or have one entry per layer (", layers, "), got ", set.rope.size());
   TORCH_CHECK_VALUE(set.windows.empty() || set.windows.size() == layers, op,
                     ": windows must be empty or have one entry per layer (", layers, "), got ", set.windows.size());
   call.reserve(layers);
@@ -225,12 +228,14 @@ NormWeight set_up(Call& call, const char* op, at::ArrayRef<at::Tensor> weights, 
 }
 
 Call call_of(const char* op, const at::Tensor& hidden, const DecodeSettings& set) {
-  return Call(op, hidden, set.num_heads, set.num_kv_heads, set.head_dim, set.intermediate_size, set.eps, set.sm_scale, set.norm_kind);
+  return Call(op, hidden, set.num_heads, set.num_kv_heads, set.head_dim, set.intermediate_size, set.eps, set.sm_scale,
+              set.norm_kind);
 }
 
-at::Tensor decode_step(const char* op, const at::Tensor& hidden, at::ArrayRef<at::Tensor> weights, at::TensorList k_cache,
-                       at::TensorList v_cache, int64_t cache_len, const std::optional<at::Tensor>& cos,
-                       const std::optional<at::Tensor>& sin, const DecodeSettings& set, const std::optional<at::Tensor>& starts) {
+at::Tensor decode_step(const char* op, const at::Tensor& hidden, at::ArrayRef<at::Tensor> weights,
+                       at::TensorList k_cache, at::TensorList v_cache, int64_t cache_len,
+                       const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin,
+                       const DecodeSettings& set, const std::optional<at::Tensor>& starts) {
   Call call = call_of(op, hidden, set);
   call.set_input(hidden, cache_len, cos, sin, starts);
   const NormWeight final_norm = set_up(call, op, weights, k_cache, v_cache, set, cos.has_value());
@@ -241,10 +246,11 @@ at::Tensor fused_transformer_layer(const at::Tensor& hidden, const OptionalTenso
                                    const at::Tensor& v_cache, int64_t cache_len, const std::optional<at::Tensor>& cos,
                                    const std::optional<at::Tensor>& sin, int64_t num_heads, int64_t num_kv_heads,
                                    int64_t head_dim, int64_t intermediate_size, double eps, double sm_scale,
-                                   c10::string_view norm_kind, int64_t window, const std::optional<at::Tensor>& starts) {
+                                   c10::string_view norm_kind, int64_t window,
+                                   const std::optional<at::Tensor>& starts) {
   const char* op = "fused_transformer_layer";
-  TORCH_CHECK_VALUE(int64_t(weights.size()) == kWeightsPerLayer, op, ": weights must have ", kWeightsPerLayer, " entries, got ",
-                    weights.size());
+  TORCH_CHECK_VALUE(int64_t(weights.size()) == kWeightsPerLayer, op, ": weights must have ", kWeightsPerLayer,
+                    " entries, got ", weights.size());
   Call call(op, hidden, num_heads, num_kv_heads, head_dim, intermediate_size, eps, sm_scale, norm_kind);
   call.set_input(hidden, cache_len, cos, sin, starts);
   call.add_layer(plain(weights), 0, k_cache, v_cache, cos.has_value(), window);
@@ -253,19 +259,21 @@ at::Tensor fused_transformer_layer(const at::Tensor& hidden, const OptionalTenso
 
 at::Tensor fused_decode_step(const at::Tensor& hidden, const OptionalTensors& weights, at::TensorList k_cache,
                              at::TensorList v_cache, int64_t cache_len, const std::optional<at::Tensor>& cos,
-                             const std::optional<at::Tensor>& sin, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                             int64_t intermediate_size, double eps, double sm_scale, c10::string_view norm_kind,
-                             at::IntArrayRef rope, at::IntArrayRef windows, const std::optional<at::Tensor>& starts) {
+                             const std::optional<at::Tensor>& sin, int64_t num_heads, int64_t num_kv_heads,
+                             int64_t head_dim, int64_t intermediate_size, double eps, double sm_scale,
+                             c10::string_view norm_kind, at::IntArrayRef rope, at::IntArrayRef windows,
+                             const std::optional<at::Tensor>& starts) {
   return decode_step("fused_decode_step", hidden, plain(weights), k_cache, v_cache, cache_len, cos, sin,
-                     {num_heads, num_kv_heads, head_dim, intermediate_size, eps, sm_scale, std::string(norm_kind), rope.vec(),
-                      windows.vec()},
+                     {num_heads, num_kv_heads, head_dim, intermediate_size, eps, sm_scale, std::string(norm_kind),
+                      rope.vec(), windows.vec()},
                      starts);
 }
 
 // The weights and settings of fused_decode_step, kept between calls: handing over some hundred tensors costs a small
 // model more than its attention.
 struct DecodePlan : torch::CustomClassHolder {
-  DecodePlan(const OptionalTensors& list, DecodeSettings settings) : weights(plain(list)), settings(std::move(settings)) {}
+  DecodePlan(const OptionalTensors& list, DecodeSettings settings)
+      : weights(plain(list)), settings(std::move(settings)) {}
 
   // The weights of the last token went through the caches since the tensors were looked at, so each would be waited
   // for, one after the other. Their addresses are known: asking for all of them first takes a tenth of that.
@@ -279,7 +287,9 @@ struct DecodePlan : torch::CustomClassHolder {
       const char* object = reinterpret_cast<const char*>(t.unsafeGetTensorImpl());
       for (size_t i = 0; i < sizeof(c10::TensorImpl); i += 64) __builtin_prefetch(object + i);
     });
-    each([](const at::Tensor& t) { __builtin_prefetch(t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()); });
+    each([](const at::Tensor& t) {
+      __builtin_prefetch(t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    });
     each([](const at::Tensor& t) { __builtin_prefetch(t.const_data_ptr()); });
   }
 
@@ -296,9 +306,10 @@ struct DecodePlan : torch::CustomClassHolder {
   DecodeSettings settings;
 };
 
-at::Tensor planned_decode_step(const at::Tensor& hidden, const c10::intrusive_ptr<DecodePlan>& plan, at::TensorList k_cache,
-                               at::TensorList v_cache, int64_t cache_len, const std::optional<at::Tensor>& cos,
-                               const std::optional<at::Tensor>& sin, const std::optional<at::Tensor>& starts) {
+at::Tensor planned_decode_step(const at::Tensor& hidden, const c10::intrusive_ptr<DecodePlan>& plan,
+                               at::TensorList k_cache, at::TensorList v_cache, int64_t cache_len,
+                               const std::optional<at::Tensor>& cos, const std::optional<at::Tensor>& sin,
+                               const std::optional<at::Tensor>& starts) {
   const char* op = "planned_decode_step";
   plan->prefetch(k_cache, v_cache);
   plan->check_no_gradient(op, hidden);
@@ -319,8 +330,9 @@ struct TokenPlan : torch::CustomClassHolder {
 // Steps of one token per batch row.
 class TokenSteps {
  public:
-  TokenSteps(const char* op, const TokenPlan& plan, const at::Tensor& tokens, at::TensorList k_cache, at::TensorList v_cache,
-             int64_t cache_len, const at::Tensor& position_ids, const std::optional<at::Tensor>& starts)
+  TokenSteps(const char* op, const TokenPlan& plan, const at::Tensor& tokens, at::TensorList k_cache,
+             at::TensorList v_cache, int64_t cache_len, const at::Tensor& position_ids,
+             const std::optional<at::Tensor>& starts)
       : plan_(plan), starts_(starts), used_(cache_len) {
     check_dtype(op, "tokens", tokens, at::kLong);
     check_dim(op, "tokens", tokens, 1);
@@ -375,9 +387,9 @@ class TokenSteps {
     TORCH_CHECK_TYPE(rows.scalar_type() == dtype_, op, ": the embedding must be ", dtype_, " like the norms, got ",
                      rows.scalar_type());
     hidden_ = rows.unsqueeze(1);
-    rotary_tables(positions_.const_data_ptr<int64_t>(), positions_.numel(), inv_freq_.const_data_ptr<float>(), inv_freq_.numel(),
-                  float(plan_.attention_scaling), float_dtype(op, "hidden", hidden_), cos_.mutable_data_ptr(),
-                  sin_.mutable_data_ptr());
+    rotary_tables(positions_.const_data_ptr<int64_t>(), positions_.numel(), inv_freq_.const_data_ptr<float>(),
+                  inv_freq_.numel(), float(plan_.attention_scaling), float_dtype(op, "hidden", hidden_),
+                  cos_.mutable_data_ptr(), sin_.mutable_data_ptr());
   }
 
   void set_input() { call_->set_input(hidden_, used_, cos_, sin_, starts_); }
@@ -398,9 +410,10 @@ at::Tensor planned_logits(const at::Tensor& tokens, const c10::intrusive_ptr<Tok
   return TokenSteps("planned_logits", *plan, tokens, k_cache, v_cache, cache_len, position_ids, starts).step();
 }
 
-at::Tensor planned_greedy_steps(const at::Tensor& tokens, const c10::intrusive_ptr<TokenPlan>& plan, at::TensorList k_cache,
-                                at::TensorList v_cache, int64_t cache_len, const at::Tensor& position_ids, int64_t count,
-                                const std::optional<at::Tensor>& ends, const std::optional<at::Tensor>& starts) {
+at::Tensor planned_greedy_steps(const at::Tensor& tokens, const c10::intrusive_ptr<TokenPlan>& plan,
+                                at::TensorList k_cache, at::TensorList v_cache, int64_t cache_len,
+                                const at::Tensor& position_ids, int64_t count, const std::optional<at::Tensor>& ends,
+                                const std::optional<at::Tensor>& starts) {
   const char* op = "planned_greedy_steps";
   // Python answers an interrupt between two calls, so none takes much longer than this.
   constexpr auto kTime = std::chrono::milliseconds(100);
@@ -409,8 +422,9 @@ at::Tensor planned_greedy_steps(const at::Tensor& tokens, const c10::intrusive_p
   TORCH_CHECK_VALUE(count >= 1, op, ": count must be positive, got ", count);
   for (const auto& list : {k_cache, v_cache})
     for (const at::Tensor& t : list)
-      TORCH_CHECK_VALUE(t.dim() == 4 && t.size(2) >= cache_len + count, op, ": every cache must have at least ", cache_len + count,
-                        " slots for ", cache_len, " used ones and ", count, " steps, got ", t.sizes());
+      TORCH_CHECK_VALUE(t.dim() == 4 && t.size(2) >= cache_len + count, op, ": every cache must have at least ",
+                        cache_len + count, " slots for ", cache_len, " used ones and ", count, " steps, got ",
+                        t.sizes());
   at::Tensor last_tokens;
   if (ends.has_value()) {
     check_dtype(op, "ends", *ends, at::kLong);
@@ -442,12 +456,13 @@ TORCH_LIBRARY_FRAGMENT(tle, m) {
                           int64_t intermediate_size, double eps, double sm_scale, const std::string& norm_kind,
                           const std::vector<int64_t>& rope, const std::vector<int64_t>& windows) {
         return c10::make_intrusive<DecodePlan>(
-            weights, DecodeSettings{num_heads, num_kv_heads, head_dim, intermediate_size, eps, sm_scale, norm_kind, rope, windows});
+            weights, DecodeSettings{num_heads, num_kv_heads, head_dim, intermediate_size, eps, sm_scale, norm_kind,
+                                    rope, windows});
       }));
   m.class_<TokenPlan>("TokenPlan")
       .def(torch::init([](c10::intrusive_ptr<DecodePlan> decoder, at::Tensor embedding, at::Tensor head,
-                          std::optional<at::Tensor> head_bias, int64_t embeddings, int64_t vocabulary, int64_t hidden, at::Tensor inv_freq,
-                          double attention_scaling) {
+                          std::optional<at::Tensor> head_bias, int64_t embeddings, int64_t vocabulary, int64_t hidden,
+                          at::Tensor inv_freq, double attention_scaling) {
         auto plan = c10::make_intrusive<TokenPlan>();
         plan->decoder = std::move(decoder);
         plan->embedding = std::move(embedding);
@@ -468,8 +483,10 @@ TORCH_LIBRARY_FRAGMENT(tle, m) {
   // Greedy decoding from tokens [1]: the next n <= count tokens, int64 [n]. Ends after a token of `ends` (int64 [E]),
   // and, with at least one token, when about 0.1 s have passed. n slots of the caches are filled: the last token's are
   // not.
-  m.def("planned_greedy_steps(Tensor tokens, __torch__.torch.classes.tle.TokenPlan plan, Tensor(a!)[] k_cache, "
-        "Tensor(b!)[] v_cache, int cache_len, Tensor position_ids, int count, Tensor? ends=None, Tensor? starts=None) -> Tensor");
+  m.def(
+      "planned_greedy_steps(Tensor tokens, __torch__.torch.classes.tle.TokenPlan plan, Tensor(a!)[] k_cache, "
+      "Tensor(b!)[] v_cache, int cache_len, Tensor position_ids, int count, Tensor? ends=None, Tensor? starts=None) -> "
+      "Tensor");
 }
 
 TORCH_LIBRARY_IMPL(tle, CPU, m) {

@@ -30,7 +30,9 @@ Scheme scheme_of(GroupCodes codes) {
 PackedHeader header_of(const Kind& kind, DType scale_type, int64_t n, int64_t k) {
   PackedHeader h = make_header({scheme_of(kind.codes), kind.group, kind.act_group}, n, k);
   if (kind.group == 0) return h;
-  h.scale_type = scale_type == DType::kF32 ? ScaleType::kF32 : scale_type == DType::kBF16 ? ScaleType::kBF16 : ScaleType::kF16;
+  h.scale_type = scale_type == DType::kF32    ? ScaleType::kF32
+                 : scale_type == DType::kBF16 ? ScaleType::kBF16
+                                              : ScaleType::kF16;
   if (h.min_type != ScaleType::kNone) h.min_type = h.scale_type;
   return h;
 }
@@ -39,8 +41,15 @@ PackedHeader header_of(const Kind& kind, DType scale_type, int64_t n, int64_t k)
 // as in a mapped file.
 struct Weight {
   Weight(Random& random, const Kind& kind, DType scale_type, int64_t n, int64_t k, bool misaligned = false)
-      : kind(kind), scale_type(scale_type), n(n), k(k), header(header_of(kind, scale_type, n, k)), layout(layout_of(header)),
-        codes(size_t(n * k)), scales(size_t(n * layout.groups)), mins(scales.size()),
+      : kind(kind),
+        scale_type(scale_type),
+        n(n),
+        k(k),
+        header(header_of(kind, scale_type, n, k)),
+        layout(layout_of(header)),
+        codes(size_t(n * k)),
+        scales(size_t(n * layout.groups)),
+        mins(scales.size()),
         bytes(size_t(layout.total_bytes - 64 + (misaligned ? 8 : 0))) {
     const int low = kind.codes == GroupCodes::kInt8 ? -128 : 0, high = kind.codes == GroupCodes::kInt8 ? 127 : 15;
     std::uniform_int_distribution<int> uniform(low, high);
@@ -80,9 +89,15 @@ struct Weight {
 // Rows of codes that end where a line of the weight ends, as the contract promises.
 struct Input {
   Input(Random& random, int64_t rows, const Weight& w, int64_t pad = 0)
-      : rows(rows), k(w.k), group(w.kind.act_group), groups(ceil_div(w.k, group)),
-        padded(w.layout.lines * (w.kind.codes == GroupCodes::kInt8 ? 4 : 8)), stride(padded + pad),
-        codes(size_t(rows == 0 ? 0 : (rows - 1) * stride + padded)), scales(size_t(rows * groups) * 4), sums(size_t(rows * groups) * 4) {
+      : rows(rows),
+        k(w.k),
+        group(w.kind.act_group),
+        groups(ceil_div(w.k, group)),
+        padded(w.layout.lines * (w.kind.codes == GroupCodes::kInt8 ? 4 : 8)),
+        stride(padded + pad),
+        codes(size_t(rows == 0 ? 0 : (rows - 1) * stride + padded)),
+        scales(size_t(rows * groups) * 4),
+        sums(size_t(rows * groups) * 4) {
     fill_normal(random, DType::kF32, scales.as(), rows * groups, 0.02f);
     for (int64_t m = 0; m < rows; ++m) {
       fill_codes(random, row(m), k);
@@ -150,7 +165,8 @@ TEST(LinearGroup, TheReferenceComputesTheProduct) {
           for (int64_t m = 0; m < 3; ++m) {
             double want = 0.0, magnitude = 0.0;
             for (int64_t i = 0; i < k; ++i) {
-              const double term = double(values[size_t(i)]) * x.row(m)[i] * x.scales.as<float>()[m * x.groups + i / x.group];
+              const double term =
+                  double(values[size_t(i)]) * x.row(m)[i] * x.scales.as<float>()[m * x.groups + i / x.group];
               want += term;
               magnitude += std::abs(term);
             }
@@ -175,8 +191,8 @@ TEST(LinearGroup, EveryVariantEqualsTheReference) {
         ++count;
         for (int of_three = 0; of_three < 3; ++of_three) {
           const int64_t rows = kRows[(turn + 4 * of_three + count / 4) % 12];
-          SCOPED_TRACE(std::string(kind.name) + " rows=" + std::to_string(rows) + " k=" + std::to_string(k) + " n=" + std::to_string(n) +
-                       " scales " + name_of(scale_type));
+          SCOPED_TRACE(std::string(kind.name) + " rows=" + std::to_string(rows) + " k=" + std::to_string(k) +
+                       " n=" + std::to_string(n) + " scales " + name_of(scale_type));
           Input x(random, rows, w, (count + of_three) % 3 * 20);
           if (rows > 2) x.scales.as<float>()[rows / 2 * x.groups + (k > 32 ? 1 % x.groups : 0)] = NAN;
           const DType out_dtype = kDTypes[(count + of_three) % 3], bias_dtype = kDTypes[count / 3 % 3];
@@ -247,7 +263,9 @@ TEST(LinearGroup, ExtremeCodes) {
               x.finish(m);
               std::fill_n(x.scales.as<float>() + m * x.groups, x.groups, 1.0f);
             }
-            const int value = kind.codes == GroupCodes::kInt4 ? w_code - 8 : kind.codes == GroupCodes::kInt4Min ? w_code - 3 : w_code;
+            const int value = kind.codes == GroupCodes::kInt4      ? w_code - 8
+                              : kind.codes == GroupCodes::kInt4Min ? w_code - 3
+                                                                   : w_code;
             const std::vector<float> want(size_t(rows * n), float(sum * value));
             for_each_variant(linear_group_table, [&](LinearGroupFn* fn) {
               Guarded out(out_bytes(rows, n, n, DType::kF32));
@@ -291,7 +309,8 @@ TEST(LinearGroup, ScalesAtTheEndsOfTheRange) {
     for (DType scale_type : kDTypes)
       for (float scale : {0.0f, 1e-38f, 3e-6f, 40.0f, 1e30f, INFINITY, NAN})
         for (DType out_dtype : kDTypes) {
-          SCOPED_TRACE(std::string(kind.name) + " " + name_of(scale_type) + " scale=" + std::to_string(scale) + " out " + name_of(out_dtype));
+          SCOPED_TRACE(std::string(kind.name) + " " + name_of(scale_type) + " scale=" + std::to_string(scale) +
+                       " out " + name_of(out_dtype));
           Weight w(random, kind, scale_type, n, k);
           for (size_t i = 0; i < w.scales.size(); i += 2) w.scales[i] = w.mins[(i * 3) % w.mins.size()] = scale;
           w.pack();
