@@ -4,6 +4,7 @@ What they check belongs to a whole process (its libraries, threads and floating-
 other tests. A program that returns has passed; what went wrong is its exception.
 """
 
+import ctypes
 import os
 import platform
 import re
@@ -36,11 +37,25 @@ def settled_thread_count(wanted: int) -> int:
     return thread_count()
 
 
-def openmp_runtimes() -> set[str]:
-    """The files of OpenMP runtimes that are mapped into this process."""
+def mapped_files() -> list[tuple[range, str]]:
+    """The files that are mapped into this process, each with a range of addresses."""
     with open("/proc/self/maps") as maps:
-        paths = {fields[5] for line in maps if len(fields := line.split(maxsplit=5)) == 6}
-    return {path.strip() for path in paths if re.search(r"lib(gomp|omp|iomp5)[-.]", path)}
+        rows = [fields for line in maps if len(fields := line.split(maxsplit=5)) == 6]
+    return [(range(*(int(end, 16) for end in fields[0].split("-"))), fields[5].strip()) for fields in rows]
+
+
+def openmp_runtimes() -> set[str]:
+    """The files of OpenMP runtimes that are mapped into this process, but for sentencepiece's, which transformers
+    imports where it is installed: its wheel brings one for itself."""
+    found = {path for _, path in mapped_files() if re.search(r"lib(gomp|omp|iomp5)[-.]", path)}
+    return {path for path in found if "/sentencepiece.libs/" not in path}
+
+
+def openmp_runtime_of(library: str) -> str:
+    """The file of the OpenMP runtime whose parallel regions a library opens."""
+    entry = ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value
+    (path,) = (path for addresses, path in mapped_files() if entry in addresses)
+    return path
 
 
 def packed_linear(out_features: int = 4096, in_features: int = 256, seed: int = 0):
@@ -64,7 +79,7 @@ def one_openmp_runtime():
     x = torch.randn(4, 256)
     want = linear(x)
     assert tle_torch._C.parallel_regions() > 0, "the team was never used: this would show nothing"
-    assert openmp_runtimes() == before
+    assert openmp_runtimes() == before == {openmp_runtime_of(tle_torch._C.__file__)}
     # Inductor compiles and loads a library of its own. It needs a compiler on the machine that runs, which an emulated
     # one has not, and a torch whose folder has no space in its name (Inductor's link line does not quote it); elsewhere
     # the graph runs without code generation.
