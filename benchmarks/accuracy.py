@@ -13,8 +13,8 @@ it eagerly, is compared with
   in plain torch: rows or groups x -> round(x 127 / max|x|) max|x| / 127 (for the 8-bit schemes), and
 - llama.cpp's with its file types (--peer; benchmarks/peers.py installs it).
 
-Printed per variant: mean and 99th percentile of the Kullback-Leibler divergence KL(reference || variant) in nats, and
-the share of positions whose most likely token changes. The exit code is 1 if a patched model's mean KL is above 1.05
+Printed per variant: mean, with its standard error, and 99th percentile of the Kullback-Leibler divergence
+KL(reference || variant) in nats, and the share of positions whose most likely token changes. The exit code is 1 if a patched model's mean KL is above 1.05
 times its scheme's own, where the reference has the patched model's dtype.
 """
 
@@ -153,7 +153,8 @@ def main() -> int:
     for column in ("mean KL", "p99 KL", "greedy tokens changed"):
         table.add_column(column, justify="right")
     for row in costs:
-        table.add_row(row.variant, f"{row.mean_kl:.4f}", f"{row.p99_kl:.3f}", f"{100 * row.changed:.1f} %")
+        mean = f"{row.mean_kl:.4f} ± {row.error_of_mean:.4f}"
+        table.add_row(row.variant, mean, f"{row.p99_kl:.3f}", f"{100 * row.changed:.1f} %")
     console.print(table)
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in costs], indent=2) + "\n")

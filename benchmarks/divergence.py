@@ -9,11 +9,13 @@ import torch
 
 @dataclass
 class Cost:
-    """Of one variant, over all positions: Kullback-Leibler divergences KL(reference || variant) in nats, and the share
-    of positions whose most likely token is another."""
+    """Of one variant, over all positions: Kullback-Leibler divergences KL(reference || variant) in nats, the standard
+    error of their mean (as if positions were independent), and the share of positions whose most likely token is
+    another."""
 
     variant: str
     mean_kl: float
+    error_of_mean: float
     p99_kl: float
     changed: float
 
@@ -41,4 +43,4 @@ def cost(variant: str, reference: torch.Tensor, other: torch.Tensor) -> Cost:
         kl.append((p.exp() * (p - q)).sum(-1))
     kl = torch.cat(kl)
     changed = (reference.argmax(-1) != other.argmax(-1)).float().mean()
-    return Cost(variant, float(kl.mean()), float(kl.quantile(0.99)), float(changed))
+    return Cost(variant, float(kl.mean()), float(kl.std() / len(kl) ** 0.5), float(kl.quantile(0.99)), float(changed))
