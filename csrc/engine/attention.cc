@@ -63,10 +63,13 @@ struct Range {
   int64_t begin, end;
 };
 
+int64_t keys_of(const AttentionCall& c) { return c.keys_now != nullptr ? *c.keys_now : c.keys; }
+
 // The keys that causality, window and starts leave to a query.
 Range range_of(const AttentionCall& c, int64_t batch, int64_t query) {
+  const int64_t keys = keys_of(c);
   Range r;
-  r.end = std::clamp<int64_t>(c.causal ? c.keys - c.queries + query + 1 : c.keys, 0, c.keys);
+  r.end = std::clamp<int64_t>(c.causal ? keys - c.queries + query + 1 : keys, 0, keys);
   r.begin = c.starts ? c.starts[batch] : 0;
   if (c.window > 0) r.begin = std::max(r.begin, r.end - c.window);
   return r;
@@ -210,7 +213,7 @@ void finish_tile(const AttentionStage& s, const Tile& t, float* max, float* sum,
 void whole_tile(const AttentionStage& s, int64_t unit, int member) {
   const Tile t = tile_of(s, unit);
   float *max = s.max + member * s.rows, *sum = s.sum + member * s.rows, *acc = s.acc + member * s.rows * s.acc_stride;
-  run_tile(s, t, 0, ceil_div(s.call.keys, kAttentionBlock), max, sum, acc, member);
+  run_tile(s, t, 0, ceil_div(keys_of(s.call), kAttentionBlock), max, sum, acc, member);
   finish_tile(s, t, max, sum, acc);
 }
 

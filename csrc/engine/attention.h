@@ -27,6 +27,9 @@ struct AttentionCall {
   DType dtype = DType::kF32;     // of q and out
   DType kv_dtype = DType::kF32;  // of k and v: dtype or kI8 (kernels/attention/attention.h)
   int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, d = 0, dv = 0;
+  // Or null: where the number of keys stands when the program runs. It may run again with more of them, up to the next
+  // multiple of kAttentionBlock.
+  const int64_t* keys_now = nullptr;
   float scale = 1.0f;
   bool causal = false;    // query i sees the keys up to keys - queries + i
   int64_t window = 0;     // > 0, causal only: the last `window` of them

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
 #include "csrc/engine/attention.h"
@@ -23,12 +24,27 @@ const void* advance(const void* p, int64_t elements, DType t) {
 }
 void* advance(void* p, int64_t elements, DType t) { return static_cast<char*>(p) + elements * dtype_size(t); }
 
-// The tokens of one pass: rows = batch * tokens, row = b * tokens + t.
+// The tokens of one pass: rows = batch * tokens, row = b * tokens + t. Stages look at it when they run, and a program
+// that runs again finds the next token's.
 struct Pass {
-  int64_t batch, tokens, rows, cache_len;
+  int64_t batch, tokens, rows;
+  int64_t cache_len, keys;  // keys: with those of the tokens
   const void *cos, *sin;
   int64_t rotary_dim, table_batch_stride;
   const int64_t* starts;
+
+  Pass(const DecoderInput& in, int64_t first, int64_t count, DType dtype)
+      : batch(in.batch), tokens(count), rows(in.batch * count), cos(nullptr), sin(nullptr), rotary_dim(in.rotary_dim),
+        table_batch_stride(in.table_batch_stride), starts(in.starts) {
+    set_cache_len(in.cache_len + first);
+    if (in.cos == nullptr) return;
+    cos = advance(in.cos, first * in.rotary_dim, dtype);
+    sin = advance(in.sin, first * in.rotary_dim, dtype);
+  }
+  void set_cache_len(int64_t slots) {
+    cache_len = slots;
+    keys = slots + tokens;
+  }
 };
 
 // What follows the projections of q, k and v: head norms, rotary, and the new keys and values into the cache. A unit is
@@ -40,7 +56,7 @@ struct HeadsStage {
   DecoderShape shape;
   NormWeight q_norm, k_norm;
   DecoderCache cache;
-  Pass pass;
+  const Pass* pass;
   bool rotate;
   void *q, *k, *v;  // [rows, heads * head_dim]
   int64_t window;   // of the attention that follows
@@ -59,7 +75,7 @@ void store_quantised(const HeadsStage& s, const void* x, void* slot) {
 void run_heads(const HeadsStage& s, int64_t unit, int) {
   const DecoderShape& m = s.shape;
   const int64_t row = unit / m.kv_heads, head = unit % m.kv_heads, group = m.heads / m.kv_heads;
-  const int64_t b = row / s.pass.tokens, t = row % s.pass.tokens, slot = s.pass.cache_len + t, d = m.head_dim;
+  const int64_t b = row / s.pass->tokens, t = row % s.pass->tokens, slot = s.pass->cache_len + t, d = m.head_dim;
   void* q = advance(s.q, (row * m.heads + head * group) * d, m.dtype);
   void* k = advance(s.k, (row * m.kv_heads + head) * d, m.dtype);
   const void* v = advance(s.v, (row * m.kv_heads + head) * d, m.dtype);
@@ -91,10 +107,10 @@ void run_heads(const HeadsStage& s, int64_t unit, int) {
   const bool quantised = s.cache.dtype == DType::kI8;
   void* rotated = quantised ? k : k_slot;
   if (s.rotate) {
-    const int64_t at = b * s.pass.table_batch_stride + t * s.pass.rotary_dim;
-    const void *cos = advance(s.pass.cos, at, m.dtype), *sin = advance(s.pass.sin, at, m.dtype);
-    s.rotary({q, cos, sin, q, group, d, s.pass.rotary_dim, d, d, m.dtype});
-    s.rotary({k, cos, sin, rotated, 1, d, s.pass.rotary_dim, d, d, m.dtype});
+    const int64_t at = b * s.pass->table_batch_stride + t * s.pass->rotary_dim;
+    const void *cos = advance(s.pass->cos, at, m.dtype), *sin = advance(s.pass->sin, at, m.dtype);
+    s.rotary({q, cos, sin, q, group, d, s.pass->rotary_dim, d, d, m.dtype});
+    s.rotary({k, cos, sin, rotated, 1, d, s.pass->rotary_dim, d, d, m.dtype});
   } else if (!quantised) {
     memcpy(k_slot, k, bytes);
   }
@@ -110,13 +126,13 @@ void run_heads(const HeadsStage& s, int64_t unit, int) {
 constexpr int64_t kWarmBytes = 4096;
 
 void warm_heads(const HeadsStage& s, int64_t first, int64_t last) {
-  if (s.pass.tokens > 1) return;
+  if (s.pass->tokens > 1) return;
   for (int64_t unit = first; unit < last; ++unit) {
     const int64_t b = unit / s.shape.kv_heads, head = unit % s.shape.kv_heads;
-    int64_t slot = s.pass.starts ? s.pass.starts[b] : 0;
-    if (s.window > 0) slot = std::max(slot, s.pass.cache_len + 1 - s.window);
+    int64_t slot = s.pass->starts ? s.pass->starts[b] : 0;
+    if (s.window > 0) slot = std::max(slot, s.pass->cache_len + 1 - s.window);
     const auto warm = [&](const void* slots, int64_t batch, int64_t head_stride, int64_t slot_stride) {
-      const int64_t bytes = std::min((s.pass.cache_len - slot) * slot_stride * dtype_size(s.cache.dtype), kWarmBytes);
+      const int64_t bytes = std::min((s.pass->cache_len - slot) * slot_stride * dtype_size(s.cache.dtype), kWarmBytes);
       const void* from = advance(slots, b * batch + head * head_stride + slot * slot_stride, s.cache.dtype);
       prefetch_lines(static_cast<const char*>(from), (bytes + 63) / 64);
     };
@@ -181,7 +197,7 @@ class Builder {
     add_linears(program_, x, qkv, qkv_out, 3);
 
     HeadsStage heads = {rms_norm_table.get(), rotary_table.get(), quantize_rows_table.get(), m_, w.q_norm, w.k_norm,
-                        layer.cache, pass_, layer.rotary && pass_.cos != nullptr, q, k, v, layer.window};
+                        layer.cache, &pass_, layer.rotary && pass_.cos != nullptr, q, k, v, layer.window};
     program_.add(heads, rows_ * m_.kv_heads, rows_ * (q_width + 2 * kv_width) * dtype_size(m_.dtype), run_heads,
                  warm_heads);
 
@@ -223,7 +239,8 @@ class Builder {
     call.heads = m_.heads;
     call.kv_heads = m_.kv_heads;
     call.queries = pass_.tokens;
-    call.keys = pass_.cache_len + pass_.tokens;
+    call.keys = pass_.keys;
+    call.keys_now = &pass_.keys;
     call.d = call.dv = d;
     call.scale = m_.sm_scale;
     call.causal = true;
@@ -234,63 +251,112 @@ class Builder {
 
   Program& program_;
   DecoderShape m_;
-  Pass pass_;
+  const Pass& pass_;
   int64_t rows_;
 };
 
-// Tokens first .. first + tokens of every batch row. out: hidden states; with a head, its logits.
-void run_pass(const DecoderShape& m, const DecoderLayer* layers, int64_t count, const DecoderInput& in, int64_t first,
-              int64_t tokens, const NormWeight& final_norm, const LinearWeight* head, void* out) {
-  Program program(count * kStagesPerLayer + kLastStages);
-  Pass pass = {in.batch, tokens, in.batch * tokens, in.cache_len + first, nullptr, nullptr, in.rotary_dim,
-               in.table_batch_stride, in.starts};
-  if (in.cos != nullptr) {
-    pass.cos = advance(in.cos, first * in.rotary_dim, m.dtype);
-    pass.sin = advance(in.sin, first * in.rotary_dim, m.dtype);
+// The program of one pass through the layers.
+class PassProgram {
+ public:
+  // pass must live as long. With a head, logits are its results; without, hidden states: results().
+  PassProgram(const DecoderShape& m, const DecoderLayer* layers, int64_t count, const Pass& pass,
+              const NormWeight& final_norm, const LinearWeight* head, void* logits)
+      : m_(m), pass_(pass), program_(count * kStagesPerLayer + kLastStages) {
+    Builder builder(program_, m, pass);
+    residual_ = builder.rows(m.hidden);
+    void* delta = builder.rows(m.hidden);
+    program_.record();
+    for (int64_t i = 0; i < count; ++i) {
+      program_.rewind();
+      builder.layer(layers[i], residual_, i == 0 ? nullptr : delta, delta);
+    }
+    program_.rewind();
+    // Without a final norm only the sum is wanted: the norm stage adds, and what it normalises is dropped.
+    void* normed = builder.rows(m.hidden);
+    const NormWeight& last_norm = final_norm.data ? final_norm : layers[count - 1].weights.post_norm;
+    const UnitShape written = builder.norm(residual_, count > 0 ? delta : nullptr, last_norm, normed, m.hidden);
+    if (head != nullptr) builder.head(normed, written, *head, logits);
+    results_ = final_norm.data ? normed : residual_;
   }
-  Builder builder(program, m, pass);
-  void *residual = builder.rows(m.hidden), *delta = builder.rows(m.hidden);
-  for (int64_t b = 0; b < in.batch; ++b)
-    for (int64_t t = 0; t < tokens; ++t)
-      memcpy(advance(residual, (b * tokens + t) * m.hidden, m.dtype),
-             advance(in.hidden, b * in.batch_stride + (first + t) * in.token_stride, m.dtype),
-             size_t(m.hidden * dtype_size(m.dtype)));
 
-  program.record();
-  for (int64_t i = 0; i < count; ++i) {
-    program.rewind();
-    builder.layer(layers[i], residual, i == 0 ? nullptr : delta, delta);
+  // Of tokens first .. first + pass.tokens of every batch row.
+  void run(const DecoderInput& in, int64_t first) {
+    const size_t bytes = size_t(m_.hidden * dtype_size(m_.dtype));
+    for (int64_t b = 0; b < pass_.batch; ++b)
+      for (int64_t t = 0; t < pass_.tokens; ++t)
+        memcpy(advance(residual_, (b * pass_.tokens + t) * m_.hidden, m_.dtype),
+               advance(in.hidden, b * in.batch_stride + (first + t) * in.token_stride, m_.dtype), bytes);
+    program_.run();
   }
-  program.rewind();
-  // Without a final norm only the sum is wanted: the norm stage adds, and what it normalises is dropped.
-  void* normed = builder.rows(m.hidden);
-  const NormWeight& last_norm = final_norm.data ? final_norm : layers[count - 1].weights.post_norm;
-  const UnitShape written = builder.norm(residual, count > 0 ? delta : nullptr, last_norm, normed, m.hidden);
-  if (head != nullptr) builder.head(normed, written, *head, out);
-  program.run();
-  if (head != nullptr) return;
 
-  const void* result = final_norm.data ? normed : residual;
-  for (int64_t b = 0; b < in.batch; ++b)
-    memcpy(advance(out, (b * in.tokens + first) * m.hidden, m.dtype), advance(result, b * tokens * m.hidden, m.dtype),
-           size_t(tokens * m.hidden * dtype_size(m.dtype)));
-}
+  const void* results() const { return results_; }  // [batch, tokens, hidden]
+
+ private:
+  DecoderShape m_;
+  const Pass& pass_;
+  Program program_;
+  void *residual_, *results_;
+};
 
 }  // namespace
 
 void run_decoder(const DecoderShape& shape, const DecoderLayer* layers, int64_t count, const DecoderInput& input,
                  const NormWeight& final_norm, void* out) {
   const int64_t step = std::max<int64_t>(1, kMaxRows / std::max<int64_t>(1, input.batch));
-  for (int64_t first = 0; first < input.tokens; first += step)
-    run_pass(shape, layers, count, input, first, std::min(step, input.tokens - first), final_norm, nullptr, out);
+  for (int64_t first = 0; first < input.tokens; first += step) {
+    const int64_t tokens = std::min(step, input.tokens - first), width = shape.hidden;
+    const Pass pass(input, first, tokens, shape.dtype);
+    PassProgram program(shape, layers, count, pass, final_norm, nullptr, nullptr);
+    program.run(input, first);
+    for (int64_t b = 0; b < input.batch; ++b)
+      memcpy(advance(out, (b * input.tokens + first) * width, shape.dtype),
+             advance(program.results(), b * tokens * width, shape.dtype),
+             size_t(tokens * width * dtype_size(shape.dtype)));
+  }
 }
 
-void run_decoder_and_head(const DecoderShape& shape, const DecoderLayer* layers, int64_t count,
-                          const DecoderInput& input, const NormWeight& final_norm, const LinearWeight& head,
-                          void* logits) {
-  if (input.tokens != 1 || final_norm.data == nullptr)
-    throw std::logic_error("the head follows one token and the final norm");
-  run_pass(shape, layers, count, input, 0, 1, final_norm, &head, logits);
-}
+class DecoderSteps::State {
+ public:
+  State(const DecoderShape& shape, const DecoderLayer* layers, int64_t count, const DecoderInput& input,
+        const NormWeight& final_norm, const LinearWeight& head, void* logits)
+      : shape_(shape), layers_(layers), count_(count), input_(input), final_norm_(final_norm), head_(head),
+        logits_(logits), pass_(input, 0, 1, shape.dtype) {
+    if (input.tokens != 1 || final_norm.data == nullptr)
+      throw std::logic_error("the head follows one token and the final norm");
+  }
+
+  void run(int64_t cache_len) {
+    pass_.set_cache_len(cache_len);
+    const int64_t blocks = (pass_.keys + kAttentionBlock - 1) / kAttentionBlock;
+    if (!program_ || blocks != blocks_) {
+      program_.reset();  // before its successor takes the scratch
+      program_.emplace(shape_, layers_, count_, pass_, final_norm_, &head_, logits_);
+      blocks_ = blocks;
+    }
+    program_->run(input_, 0);
+  }
+
+ private:
+  DecoderShape shape_;
+  const DecoderLayer* layers_;
+  int64_t count_;
+  DecoderInput input_;
+  NormWeight final_norm_;
+  LinearWeight head_;
+  void* logits_;
+  Pass pass_;
+  std::optional<PassProgram> program_;
+  int64_t blocks_ = 0;
+};
+
+DecoderSteps::DecoderSteps(const DecoderShape& shape, const DecoderLayer* layers, int64_t count,
+                           const DecoderInput& input, const NormWeight& final_norm, const LinearWeight& head,
+                           void* logits)
+    : state_(std::make_unique<State>(shape, layers, count, input, final_norm, head, logits)) {}
+
+DecoderSteps::DecoderSteps(DecoderSteps&&) noexcept = default;
+DecoderSteps::~DecoderSteps() = default;
+
+void DecoderSteps::run(int64_t cache_len) { state_->run(cache_len); }
 
 }  // namespace tle

@@ -3,6 +3,8 @@
 
 #include <stdint.h>
 
+#include <memory>
+
 #include "csrc/engine/linear.h"
 #include "csrc/engine/program.h"
 #include "csrc/kernels/common/dtype.h"
@@ -59,9 +61,24 @@ struct DecoderInput {
 void run_decoder(const DecoderShape& shape, const DecoderLayer* layers, int64_t count, const DecoderInput& input,
                  const NormWeight& final_norm, void* out);
 
-// The same for one token per batch row, and the head after it. logits [batch, head.n] of the model's dtype, contiguous.
-void run_decoder_and_head(const DecoderShape& shape, const DecoderLayer* layers, int64_t count,
-                          const DecoderInput& input, const NormWeight& final_norm, const LinearWeight& head,
-                          void* logits);
+// The same for one token per batch row and the head after it, token after token: what a token's program is made of
+// differs between tokens only in the cache's length, so it is kept while that allows it.
+class DecoderSteps {
+ public:
+  // input: of the first token. What it points to is read at each run, as are the layers and weights, which must live as
+  // long. logits [batch, head.n] of the model's dtype, contiguous.
+  DecoderSteps(const DecoderShape& shape, const DecoderLayer* layers, int64_t count, const DecoderInput& input,
+               const NormWeight& final_norm, const LinearWeight& head, void* logits);
+  DecoderSteps(DecoderSteps&&) noexcept;
+  ~DecoderSteps();
+
+  // One token, whose keys and values go behind cache_len slots. The calling thread runs no other program as long as
+  // this lives, or that one takes memory from the system.
+  void run(int64_t cache_len);
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace tle

@@ -1,9 +1,12 @@
 #include "csrc/engine/linear.h"
 
+#include <string.h>
+
 #include <algorithm>
 #include <stdexcept>
 
 #include "csrc/kernels/common/prefetch.h"
+#include "csrc/kernels/common/scalar.h"
 #include "csrc/kernels/tables.h"
 
 namespace tle {
@@ -229,6 +232,15 @@ struct GateUpStage {
 
 int64_t LinearWeight::bytes() const {
   return packed ? layout.total_bytes : n * k * dtype_size(dtype);
+}
+
+void LinearWeight::row(int64_t i, DType as, void* out, float* values) const {
+  if (!packed) {
+    memcpy(out, offset(data, i * row_stride, dtype), size_t(k * dtype_size(dtype)));
+    return;
+  }
+  unpack_channel(header, static_cast<const uint8_t*>(data), i, values);
+  for (int64_t j = 0; j < k; ++j) scalar::store(as, out, j, values[j]);
 }
 
 const QuantizedRows& Activation::with_group(int32_t group) const {

@@ -20,6 +20,9 @@ struct LinearWeight {
   const void* bias = nullptr;  // [n] or null
   DType bias_dtype = DType::kF32;
   int64_t bytes() const;
+
+  // Row i of the weight, [k] of `as`, which a dense weight has itself. values: [k] of working memory.
+  void row(int64_t i, DType as, void* out, float* values) const;
 };
 
 // Rows quantised with one scale a row (group 0) or one for each group of k.

@@ -2,7 +2,6 @@
 // planned_logits and planned_greedy_steps: whole tokens, from ids to logits and on to the next ids.
 #include "csrc/engine/decoder_layer.h"
 
-#include <ATen/ops/embedding.h>
 #include <torch/custom_class.h>
 
 #include <algorithm>
@@ -46,11 +45,9 @@ class Call {
     m_.norm = norm_kind(op, norm);
   }
 
-  // The tokens of this step. A later step may follow with as many tokens of the same batch.
   void set_input(const at::Tensor& hidden, int64_t cache_len, const std::optional<at::Tensor>& cos,
                  const std::optional<at::Tensor>& sin, const std::optional<at::Tensor>& starts) {
     const char* op = op_;
-    inputs_.clear();
     TORCH_CHECK_VALUE(cache_len >= 0, op, ": cache_len must not be negative, got ", cache_len);
     const at::Tensor h = hidden.stride(2) == 1 || hidden.size(2) == 1 ? hidden : owned(hidden.contiguous());
     in_.hidden = h.const_data_ptr();
@@ -137,13 +134,13 @@ class Call {
     return out;
   }
 
-  // logits [batch, head.n] of one token per batch row.
-  void run(const NormWeight& final_norm, const LinearWeight& head, void* logits) {
-    run_decoder_and_head(m_, layers_.data(), int64_t(layers_.size()), in_, final_norm, head, logits);
+  // Steps from the input on; logits [batch, head.n] of one token per batch row.
+  DecoderSteps steps(const NormWeight& final_norm, const LinearWeight& head, void* logits) const {
+    return DecoderSteps(m_, layers_.data(), int64_t(layers_.size()), in_, final_norm, head, logits);
   }
 
-  LinearWeight head(const at::Tensor& weight, const std::optional<at::Tensor>& bias, int64_t vocabulary) {
-    return linear_weight(op_, "head", weight, vocabulary, m_.hidden, bias, m_.dtype, keep_);
+  LinearWeight linear(const char* name, const at::Tensor& weight, const std::optional<at::Tensor>& bias, int64_t n) {
+    return linear_weight(op_, name, weight, n, m_.hidden, bias, m_.dtype, keep_);
   }
   DType dtype() const { return m_.dtype; }
 
@@ -152,8 +149,8 @@ class Call {
 
  private:
   const at::Tensor& owned(at::Tensor t) {
-    inputs_.push_back(std::move(t));
-    return inputs_.back();
+    keep_.push_back(std::move(t));
+    return keep_.back();
   }
 
   const void* table(const char* name, const at::Tensor& t) {
@@ -184,7 +181,7 @@ class Call {
   DecoderShape m_;
   DecoderInput in_;
   std::vector<DecoderLayer> layers_;
-  std::vector<at::Tensor> keep_, inputs_;  // copies of weights, and of what one step was given
+  std::vector<at::Tensor> keep_;  // copies of what was given
 };
 
 // A list of optional tensors with undefined ones for the missing.
@@ -327,13 +324,14 @@ struct TokenPlan : torch::CustomClassHolder {
   double attention_scaling;
 };
 
-// Steps of one token per batch row.
+// Steps of one token per batch row. What changes between them lies in place: ids become rows of hidden_, positions
+// rows of cos_ and sin_.
 class TokenSteps {
  public:
   TokenSteps(const char* op, const TokenPlan& plan, const at::Tensor& tokens, at::TensorList k_cache,
              at::TensorList v_cache, int64_t cache_len, const at::Tensor& position_ids,
              const std::optional<at::Tensor>& starts)
-      : plan_(plan), starts_(starts), used_(cache_len) {
+      : op_(op), plan_(plan), used_(cache_len) {
     check_dtype(op, "tokens", tokens, at::kLong);
     check_dim(op, "tokens", tokens, 1);
     check_dtype(op, "position_ids", position_ids, at::kLong);
@@ -345,63 +343,63 @@ class TokenSteps {
     plan.decoder->prefetch(k_cache, v_cache);
     const at::Tensor& norm = plan.decoder->weights.back();
     TORCH_CHECK_VALUE(norm.defined(), op, ": the final norm, the last entry of weights, is missing");
-    dtype_ = norm.scalar_type();
+    const auto options = tokens.options().dtype(norm.scalar_type());
     positions_ = position_ids.clone(at::MemoryFormat::Contiguous);
     inv_freq_ = plan.inv_freq.contiguous();
-    const int64_t width = 2 * inv_freq_.size(0);
-    cos_ = at::empty({positions_.size(0), 1, width}, positions_.options().dtype(dtype_));
+    cos_ = at::empty({positions_.size(0), 1, 2 * inv_freq_.size(0)}, options);
     sin_ = at::empty_like(cos_);
-    embed(op, tokens);
+    hidden_ = at::empty({tokens.size(0), 1, plan.hidden}, options);
+    values_.resize(size_t(plan.hidden));
     plan.decoder->check_no_gradient(op, hidden_);
-    call_.emplace(call_of(op, hidden_, plan.decoder->settings));
-    set_input();
-    final_norm_ = set_up(*call_, op, plan.decoder->weights, k_cache, v_cache, plan.decoder->settings, true);
-    head_ = call_->head(plan.head, plan.head_bias, plan.vocabulary);
-    logits_ = at::empty({tokens.size(0), plan.vocabulary}, hidden_.options());
+    Call& call = call_.emplace(call_of(op, hidden_, plan.decoder->settings));
+    embedding_ = call.linear("embedding", plan.embedding, std::nullopt, plan.embeddings);
+    set_tokens(tokens);
+    call.set_input(hidden_, used_, cos_, sin_, starts);
+    const NormWeight final_norm =
+        set_up(call, op, plan.decoder->weights, k_cache, v_cache, plan.decoder->settings, true);
+    logits_ = at::empty({tokens.size(0), plan.vocabulary}, options);
+    const LinearWeight head = call.linear("head", plan.head, plan.head_bias, plan.vocabulary);
+    steps_.emplace(call.steps(final_norm, head, logits_.mutable_data_ptr()));
   }
 
   // The logits [B, V] of the tokens at hand, whose keys and values are stored; valid until the next step.
   const at::Tensor& step() {
-    if (logits_.numel() > 0) call_->run(final_norm_, head_, logits_.mutable_data_ptr());
+    if (logits_.numel() > 0) steps_->run(used_);
     return logits_;
   }
 
   // Goes on with these tokens.
-  void next(const char* op, const at::Tensor& tokens) {
+  void next(const at::Tensor& tokens) {
     ++used_;
     int64_t* positions = positions_.mutable_data_ptr<int64_t>();
     for (int64_t i = 0; i < positions_.numel(); ++i) ++positions[i];
-    embed(op, tokens);
-    set_input();
+    set_tokens(tokens);
   }
 
   DType dtype() const { return call_->dtype(); }
 
  private:
-  void embed(const char* op, const at::Tensor& tokens) {
-    static const auto packed = c10::Dispatcher::singleton().findSchemaOrThrow("tle::packed_embedding", "")
-        .typed<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, at::ScalarType)>();
-    const at::Tensor rows = plan_.embedding.scalar_type() == at::kByte
-                                ? packed.call(tokens, plan_.embedding, plan_.embeddings, plan_.hidden, dtype_)
-                                : at::embedding(plan_.embedding, tokens);
-    TORCH_CHECK_TYPE(rows.scalar_type() == dtype_, op, ": the embedding must be ", dtype_, " like the norms, got ",
-                     rows.scalar_type());
-    hidden_ = rows.unsqueeze(1);
+  void set_tokens(const at::Tensor& tokens) {
+    const at::Tensor ids = tokens.contiguous();
+    char* rows = static_cast<char*>(hidden_.mutable_data_ptr());
+    for (int64_t i = 0; i < ids.numel(); ++i) {
+      const int64_t id = ids.const_data_ptr<int64_t>()[i];
+      TORCH_CHECK_INDEX(id >= 0 && id < embedding_.n, op_, ": token ", id, " is not in 0 .. ", embedding_.n - 1);
+      embedding_.row(id, dtype(), rows + i * embedding_.k * dtype_size(dtype()), values_.data());
+    }
     rotary_tables(positions_.const_data_ptr<int64_t>(), positions_.numel(), inv_freq_.const_data_ptr<float>(),
-                  inv_freq_.numel(), float(plan_.attention_scaling), float_dtype(op, "hidden", hidden_),
-                  cos_.mutable_data_ptr(), sin_.mutable_data_ptr());
+                  inv_freq_.numel(), float(plan_.attention_scaling), dtype(), cos_.mutable_data_ptr(),
+                  sin_.mutable_data_ptr());
   }
 
-  void set_input() { call_->set_input(hidden_, used_, cos_, sin_, starts_); }
-
+  const char* op_;
   const TokenPlan& plan_;
-  const std::optional<at::Tensor>& starts_;
   int64_t used_;
-  at::ScalarType dtype_;
   at::Tensor positions_, inv_freq_, cos_, sin_, hidden_, logits_;
+  std::vector<float> values_;
   std::optional<Call> call_;
-  NormWeight final_norm_;
-  LinearWeight head_;
+  LinearWeight embedding_;
+  std::optional<DecoderSteps> steps_;
 };
 
 at::Tensor planned_logits(const at::Tensor& tokens, const c10::intrusive_ptr<TokenPlan>& plan, at::TensorList k_cache,
@@ -442,7 +440,7 @@ at::Tensor planned_greedy_steps(const at::Tensor& tokens, const c10::intrusive_p
     if (done == count || std::find(end, end + end_count, best) != end + end_count) break;
     if (std::chrono::steady_clock::now() - start > kTime) break;
     *token.mutable_data_ptr<int64_t>() = best;
-    steps.next(op, token);
+    steps.next(token);
   }
   return out.narrow(0, 0, done);
 }

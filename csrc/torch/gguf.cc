@@ -4,8 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "csrc/engine/program.h"
-#include "csrc/kernels/common/scalar.h"
+#include "csrc/engine/linear.h"
 #include "csrc/torch/checks.h"
 #include "csrc/torch/huge_tensor.h"
 #include "csrc/torch/torch_headers.h"
@@ -93,20 +92,22 @@ at::Tensor packed_embedding(const at::Tensor& ids, const at::Tensor& packed, int
   }
 
   struct Stage {
-    PackedHeader header;
-    const uint8_t* packed;
+    LinearWeight table;
     const int64_t* ids;
     void* out;
     DType dtype;
     float* values;  // [members][k]
   };
   Program program(1);
-  const Stage stage = {header, bytes.const_data_ptr<uint8_t>(), index.const_data_ptr<int64_t>(), out.mutable_data_ptr(),
-                       type, program.scratch<float>(program.members() * in_features)};
+  Stage stage = {{}, index.const_data_ptr<int64_t>(), out.mutable_data_ptr(), type,
+                 program.scratch<float>(program.members() * in_features)};
+  stage.table.data = bytes.const_data_ptr();
+  stage.table.packed = true;
+  stage.table.header = header;
+  stage.table.k = in_features;
   program.add(stage, index.numel(), out.numel() * 8, +[](const Stage& s, int64_t i, int member) {
-    float* values = s.values + member * s.header.k;
-    unpack_channel(s.header, s.packed, s.ids[i], values);
-    for (int64_t k = 0; k < s.header.k; ++k) scalar::store(s.dtype, s.out, i * s.header.k + k, values[k]);
+    const int64_t k = s.table.k;
+    s.table.row(s.ids[i], s.dtype, static_cast<char*>(s.out) + i * k * dtype_size(s.dtype), s.values + member * k);
   });
   program.run();
   return out;

@@ -451,6 +451,36 @@ def test_greedy_stretches_stop_where_they_should(two_threads):
     assert torch.equal(stretch(1), tokens[:1])
 
 
+@pytest.mark.parametrize(
+    "name, settings",
+    [("qwen3", {}), ("mistral_window", {"sliding_window": 510}), ("mistral_window", {"sliding_window": 40})],
+    ids=["all keys", "window 510", "window 40"],
+)
+def test_greedy_stretches_across_a_block_of_keys(name, settings, two_threads):
+    """A stretch keeps its program, whose attention is divided by blocks of 256 keys: 506 keys and 16 tokens."""
+    from tle_torch.ops import _C
+
+    model = patched(name, max_position_embeddings=1024, **settings)
+    plan = model.model.tle_router.plan(model.model).token_plan(model)
+    ids = tiny.tokens(1, 506)
+    found, blocks = ids[0, -1:], 0
+    for _ in range(2):  # the first grows the scratch
+        cache, found = tle_torch.Cache(model.config), found[:1]
+        with torch.no_grad():
+            model(ids[:, :-1], past_key_values=cache)
+            blocks = _C.scratch_allocations()
+            while len(found) < 17:  # a call ends when its time is over
+                position = torch.tensor([[504 + len(found)]])
+                found = torch.cat([found, plan.greedy(found[-1:], position, cache, None, 17 - len(found), None)])
+    assert _C.scratch_allocations() == blocks
+    with module_by_module(model):
+        wanted = model.generate(ids, max_new_tokens=16, min_new_tokens=16, do_sample=False)[0, 506:]
+        cache2 = tle_torch.Cache(model.config)
+        run(model, ids, *found[1:16, None, None].unbind(0), cache=cache2)
+    assert torch.equal(found[1:], wanted)
+    assert all(tiny.same_bits(a.keys, b.keys) for a, b in zip(cache.layers, cache2.layers))
+
+
 def test_bad_input_to_whole_tokens_leaves_the_cache():
     model = patched("llama")
     plan = model.model.tle_router.plan(model.model).token_plan(model)
@@ -460,7 +490,7 @@ def test_bad_input_to_whole_tokens_leaves_the_cache():
     greedy = torch.ops.tle.planned_greedy_steps
     keys, values, used = cache.prepare_step(3, 1, 2, 1, 16, torch.bfloat16)
     for message, call in {
-        "index out of range": lambda: plan.logits(torch.tensor([10**6]), position, cache, None),
+        "token 1000000 is not in": lambda: plan.logits(torch.tensor([10**6]), position, cache, None),
         "tokens must be Long": lambda: plan.logits(torch.tensor([1.0]), position, cache, None),
         "position_ids must be": lambda: plan.logits(torch.tensor([1]), torch.tensor([4]), cache, None),
         "tokens must be .1.": lambda: greedy(torch.tensor([1, 2]), plan._native, keys, values, used, position, 1),
