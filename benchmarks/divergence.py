@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -18,6 +18,11 @@ class Cost:
     error_of_mean: float
     p99_kl: float
     changed: float
+    kl: torch.Tensor  # [positions]
+
+    def figures(self) -> dict[str, str | float]:
+        """What is no tensor."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "kl"}
 
 
 def windows_of(text: str, tokenizer, tokens: int, length: int) -> torch.Tensor:
@@ -35,12 +40,22 @@ def logits(model, windows: torch.Tensor) -> torch.Tensor:
     return torch.cat([model(window.unsqueeze(0), use_cache=True).logits[0].float() for window in windows])
 
 
-def cost(variant: str, reference: torch.Tensor, other: torch.Tensor) -> Cost:
-    """Of logits against the reference's, both [positions, vocabulary] in fp32."""
+def divergences(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """KL(reference || other) in nats at each position, of logits [positions, vocabulary] in fp32."""
     kl = []
     for a, b in zip(reference.split(256), other.split(256)):
         p, q = a.log_softmax(-1), b.log_softmax(-1)
         kl.append((p.exp() * (p - q)).sum(-1))
-    kl = torch.cat(kl)
+    return torch.cat(kl)
+
+
+def mean_and_error(values: torch.Tensor) -> tuple[float, float]:
+    """Mean and its standard error."""
+    return float(values.mean()), float(values.std() / len(values) ** 0.5)
+
+
+def cost(variant: str, reference: torch.Tensor, other: torch.Tensor) -> Cost:
+    """Of logits against the reference's, both [positions, vocabulary] in fp32."""
+    kl = divergences(reference, other)
     changed = (reference.argmax(-1) != other.argmax(-1)).float().mean()
-    return Cost(variant, float(kl.mean()), float(kl.std() / len(kl) ** 0.5), float(kl.quantile(0.99)), float(changed))
+    return Cost(variant, *mean_and_error(kl), float(kl.quantile(0.99)), float(changed), kl)

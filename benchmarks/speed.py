@@ -26,7 +26,6 @@ import json
 import statistics
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import divergence
@@ -157,7 +156,7 @@ def measure_accuracy(model: str, pairs: list[tuple[Worker, dict]], tokens: int, 
             except Failed as reason:
                 row["missing"]["accuracy"] = str(reason)
                 continue
-            known[worker.name] = asdict(cost)
+            known[worker.name] = cost.figures()
         row["accuracy"] = known[worker.name]
 
 
