@@ -179,26 +179,14 @@ class Tle(Transformers):
 
     def step(self, context: int, tokens: int) -> dict:
         """The operator that takes one token id to logits, by itself."""
-        from tle_torch import decode
-
         plan = self.model.base_model.tle_router.plan(self.model.base_model).token_plan(self.model)
-        operator, seconds = decode._logits, []
-
-        def timed(*arguments):
-            start = time.perf_counter()
-            out = operator(*arguments)
-            seconds.append(time.perf_counter() - start)
-            return out
-
-        decode._logits = timed
-        try:
-            with self.torch.inference_mode():
-                cache = self.cache_of(context)
-                for i in range(tokens):
-                    plan.logits(self.prompt(1)[0], self.torch.tensor([[context + i]]), cache, None)
-        finally:
-            decode._logits = operator
-        assert len(seconds) == tokens
+        operator, seconds = self.torch.ops.tle.planned_logits.default, []
+        with self.torch.inference_mode():
+            steps = plan.stretch(1, self.torch.tensor([[context]]), self.cache_of(context), None, tokens)
+            for token in self.prompt(tokens)[0].split(1):
+                start = time.perf_counter()
+                operator(token, steps._native)
+                seconds.append(time.perf_counter() - start)
         return {"tok_s": tokens / sum(seconds)}
 
 

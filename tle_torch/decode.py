@@ -274,34 +274,59 @@ class TokenPlan:
         self.plan = plan
         self._native = torch.classes.tle.TokenPlan(plan._native, *parts)
 
-    def logits(
-        self, tokens: torch.Tensor, position_ids: torch.Tensor, cache: Cache, starts: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The logits [B, V] after `tokens`, int64 [B], which are stored. position_ids int64 [B or 1, 1]."""
-        keys, values, used = self._room(cache, len(tokens), 1)
-        logits = _logits(tokens, self._native, keys, values, used, position_ids, starts)
-        cache.commit_step(self.plan.layer_count, 1)
-        return logits
+    def stretch(
+        self, batch: int, position_ids: torch.Tensor, cache: Cache, starts: torch.Tensor | None, steps: int
+    ) -> TokenStretch:
+        """The steps of `batch` rows that follow what `cache` holds, with room for at least `steps`.
 
-    def greedy(
+        Args:
+            position_ids: int64 [B or 1, 1], of the first step.
+            starts: int64 [B], each row's left padding, or None.
+        """
+        return TokenStretch(self, batch, position_ids, cache, starts, steps)
+
+
+class TokenStretch:
+    """Tokens through a `TokenPlan`, one step after the other, while nobody changes the model or the cache: operands are
+    looked at once. For one caller at a time.
+
+    Attributes:
+        room: how many more steps the cache has slots for.
+    """
+
+    def __init__(
         self,
-        tokens: torch.Tensor,
+        plan: TokenPlan,
+        batch: int,
         position_ids: torch.Tensor,
         cache: Cache,
         starts: torch.Tensor | None,
-        count: int,
-        ends: torch.Tensor | None,
-    ) -> torch.Tensor:
+        steps: int,
+    ):
+        step = plan.plan
+        keys, values, used = cache.prepare_step(
+            step.layer_count, batch, step.key_heads, steps, step.head_dim, step.dtype
+        )
+        self._cache, self._layer_count = cache, step.layer_count
+        self._native = torch.classes.tle.TokenStretch(plan._native, keys, values, used, position_ids, starts)
+        self.room = min(slots.shape[2] for slots in (*keys, *values)) - used
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits [B, V] after `tokens`, int64 [B], which are stored."""
+        logits = _logits(tokens, self._native)
+        self._stored(1)
+        return logits
+
+    def greedy(self, tokens: torch.Tensor, count: int, ends: torch.Tensor | None) -> torch.Tensor:
         """The next n tokens after `tokens`, int64 [1], each the likeliest: int64 [n], 1 <= n <= `count`. Stops after a
         token of `ends`, and when about 0.1 s have passed. All but the last are stored."""
-        keys, values, used = self._room(cache, 1, count)
-        chosen = _greedy_steps(tokens, self._native, keys, values, used, position_ids, count, ends, starts)
-        cache.commit_step(self.plan.layer_count, len(chosen))
+        chosen = _greedy_steps(tokens, self._native, count, ends)
+        self._stored(len(chosen))
         return chosen
 
-    def _room(self, cache: Cache, batch: int, tokens: int):
-        plan = self.plan
-        return cache.prepare_step(plan.layer_count, batch, plan.key_heads, tokens, plan.head_dim, plan.dtype)
+    def _stored(self, tokens: int) -> None:
+        self._cache.commit_step(self._layer_count, tokens)
+        self.room -= tokens
 
 
 _embed = nn.Embedding.forward

@@ -34,7 +34,7 @@ from tle_torch.cache import Cache
 from tle_torch.hooks import has_user_hooks
 
 if TYPE_CHECKING:
-    from tle_torch.decode import StepPlan, TokenPlan
+    from tle_torch.decode import StepPlan, TokenPlan, TokenStretch
 
 __all__ = ["SampleLoop", "logits_are_plain"]
 
@@ -180,6 +180,7 @@ class SampleLoop:
         )
         self._plan = None
         self._tokens: TokenPlan | None = None
+        self._stretch: TokenStretch | None = None
         self.pads = any(hasattr(c, "eos_token_id") for c in criteria)
 
     def run(self):
@@ -268,24 +269,30 @@ class SampleLoop:
             return None
         return self.router.usable_plan(self.decoder, {})
 
+    def _room_for(self, steps: int) -> TokenStretch:
+        """The stretch at hand, or a new one where the cache must grow."""
+        if self._stretch is None or self._stretch.room < steps:
+            self._stretch = self._tokens.stretch(self.batch, self.position + 1, self.cache, self.starts, steps)
+        return self._stretch
+
     def _go_on(self, token: torch.Tensor) -> torch.Tensor:
         """Appends some of the tokens that greedy search finds after `token` [1], and returns the last of them."""
         # To the next length at which somebody has something to say; the rest bounds what the cache must have room for.
         limit = min(self.max_length, max(self.reminder, self.length + 1), self.length + _STRETCH)
-        found = self._tokens.greedy(
-            token, self.position + 1, self.cache, self.starts, int(limit) - self.length, self.ends
-        )
+        count = int(limit) - self.length
+        found = self._room_for(count).greedy(token, count, self.ends)
         self.position += len(found)
         self._append(found.unsqueeze(0))
         return found[-1:]
 
     def _step(self, tokens: torch.Tensor) -> torch.Tensor:
         """The logits [batch, V] after `tokens` [batch, 1]."""
-        self.position += 1
         model, decoder, cache = self.model, self.decoder, self.cache
-        whole = self._token_plan()
-        if whole is not None:
-            return whole.logits(tokens.squeeze(1), self.position, cache, self.starts)
+        if self._token_plan() is not None:
+            logits = self._room_for(1).logits(tokens.squeeze(1))
+            self.position += 1
+            return logits
+        self.position += 1
         plan = self._plan if self.quiet else None
         if plan is None:
             plan = self._plan = self._usable_plan()

@@ -260,8 +260,9 @@ class PassProgram {
  public:
   // pass must live as long. With a head, logits are its results; without, hidden states: results().
   PassProgram(const DecoderShape& m, const DecoderLayer* layers, int64_t count, const Pass& pass,
-              const NormWeight& final_norm, const LinearWeight* head, void* logits)
-      : m_(m), pass_(pass), program_(count * kStagesPerLayer + kLastStages) {
+              const NormWeight& final_norm, const LinearWeight* head, void* logits,
+              ScratchMemory& memory = ScratchMemory::of_this_thread())
+      : m_(m), pass_(pass), program_(count * kStagesPerLayer + kLastStages, memory) {
     Builder builder(program_, m, pass);
     residual_ = builder.rows(m.hidden);
     void* delta = builder.rows(m.hidden);
@@ -290,6 +291,7 @@ class PassProgram {
   }
 
   const void* results() const { return results_; }  // [batch, tokens, hidden]
+  int members() const { return program_.members(); }
 
  private:
   DecoderShape m_;
@@ -328,9 +330,9 @@ class DecoderSteps::State {
   void run(int64_t cache_len) {
     pass_.set_cache_len(cache_len);
     const int64_t blocks = (pass_.keys + kAttentionBlock - 1) / kAttentionBlock;
-    if (!program_ || blocks != blocks_) {
-      program_.reset();  // before its successor takes the scratch
-      program_.emplace(shape_, layers_, count_, pass_, final_norm_, &head_, logits_);
+    if (!program_ || blocks != blocks_ || program_->members() != num_threads()) {
+      program_.reset();  // before its successor takes the memory
+      program_.emplace(shape_, layers_, count_, pass_, final_norm_, &head_, logits_, memory_);
       blocks_ = blocks;
     }
     program_->run(input_, 0);
@@ -345,6 +347,7 @@ class DecoderSteps::State {
   LinearWeight head_;
   void* logits_;
   Pass pass_;
+  ScratchMemory memory_;
   std::optional<PassProgram> program_;
   int64_t blocks_ = 0;
 };

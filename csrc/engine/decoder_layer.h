@@ -61,8 +61,8 @@ struct DecoderInput {
 void run_decoder(const DecoderShape& shape, const DecoderLayer* layers, int64_t count, const DecoderInput& input,
                  const NormWeight& final_norm, void* out);
 
-// The same for one token per batch row and the head after it, token after token: what a token's program is made of
-// differs between tokens only in the cache's length, so it is kept while that allows it.
+// The same for one token per batch row and the head after it, token after token: between tokens only the cache's length
+// changes, so that the program, which takes a small model 1 % of a token to build, is kept as long as it can be.
 class DecoderSteps {
  public:
   // input: of the first token. What it points to is read at each run, as are the layers and weights, which must live as
@@ -72,8 +72,7 @@ class DecoderSteps {
   DecoderSteps(DecoderSteps&&) noexcept;
   ~DecoderSteps();
 
-  // One token, whose keys and values go behind cache_len slots. The calling thread runs no other program as long as
-  // this lives, or that one takes memory from the system.
+  // One token, whose keys and values go behind cache_len slots.
   void run(int64_t cache_len);
 
  private:

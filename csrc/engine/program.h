@@ -20,8 +20,9 @@ struct UnitShape {
 
 class Program {
  public:
-  explicit Program(int64_t max_stages)
-      : stages_(scratch_.get<Stage>(max_stages)), capacity_(max_stages), members_(num_threads()) {}
+  // In the calling thread's scratch, or in memory of one's own for a program that is kept between calls.
+  explicit Program(int64_t max_stages, ScratchMemory& memory = ScratchMemory::of_this_thread())
+      : scratch_(memory), stages_(scratch_.get<Stage>(max_stages)), capacity_(max_stages), members_(num_threads()) {}
 
   // Working memory for the program's lifetime, or until rewind().
   template <class T>

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include <algorithm>
 #include <atomic>
 #include <new>
 
@@ -18,40 +19,49 @@ void* aligned(size_t n) {
   return p;
 }
 
-struct Block {
-  void* memory = nullptr;
-  size_t size = 0;
-  int users = 0;
-  ~Block() { free(memory); }
-};
-thread_local Block block;
+constexpr size_t kChunk = 64 * 1024;
 
 }  // namespace
 
-Scratch::Scratch() { ++block.users; }
+ScratchMemory::~ScratchMemory() { free(memory_); }
+
+ScratchMemory& ScratchMemory::of_this_thread() {
+  thread_local ScratchMemory memory;
+  return memory;
+}
+
+Scratch::Scratch(ScratchMemory& memory) : block_(memory) { ++block_.users_; }
 
 Scratch::~Scratch() {
   for (void* p : extra_) free(p);
-  if (--block.users == 0 && used_ + overflow_ > block.size) {
+  if (--block_.users_ == 0 && used_ + overflow_ > block_.size_) {
     // What did not fit this time fits next time.
-    free(block.memory);
-    block.size = (used_ + overflow_) * 5 / 4 / 64 * 64 + 64;
-    block.memory = aligned_alloc(64, block.size);
-    if (block.memory == nullptr) block.size = 0;  // a destructor does not throw; the next call asks again
+    free(block_.memory_);
+    block_.size_ = (used_ + overflow_) * 5 / 4 / 64 * 64 + 64;
+    block_.memory_ = aligned_alloc(64, block_.size_);
+    if (block_.memory_ == nullptr) block_.size_ = 0;  // a destructor does not throw; the next call asks again
     allocations.fetch_add(1, std::memory_order_relaxed);
   }
 }
 
 void* Scratch::bytes(size_t n) {
   n = (n + 63) / 64 * 64;
-  if (block.users == 1 && used_ + n <= block.size) {
-    void* p = static_cast<char*>(block.memory) + used_;
+  if (block_.users_ == 1 && used_ + n <= block_.size_) {
+    void* p = static_cast<char*>(block_.memory_) + used_;
     used_ += n;
     return p;
   }
+  if (chunk_left_ < n || chunk_ == nullptr) {
+    const size_t size = std::max(n, kChunk);
+    extra_.push_back(aligned(size));
+    chunk_ = static_cast<char*>(extra_.back());
+    chunk_left_ = size;
+  }
+  void* p = chunk_;
+  chunk_ += n;
+  chunk_left_ -= n;
   overflow_ += n;
-  extra_.push_back(aligned(n == 0 ? 64 : n));
-  return extra_.back();
+  return p;
 }
 
 int64_t scratch_allocations() { return allocations.load(std::memory_order_relaxed); }

@@ -2,6 +2,8 @@
 // planned_logits and planned_greedy_steps: whole tokens, from ids to logits and on to the next ids.
 #include "csrc/engine/decoder_layer.h"
 
+#include <string.h>
+
 #include <torch/custom_class.h>
 
 #include <algorithm>
@@ -324,77 +326,81 @@ struct TokenPlan : torch::CustomClassHolder {
   double attention_scaling;
 };
 
-// Steps of one token per batch row. What changes between them lies in place: ids become rows of hidden_, positions
-// rows of cos_ and sin_.
-class TokenSteps {
+// Steps of one token per batch row while nobody changes the model or replaces the caches: everything is looked at once,
+// when the stretch begins. What changes between steps lies in place: ids become rows of hidden_, positions rows of cos_
+// and sin_.
+class TokenStretch : public torch::CustomClassHolder {
  public:
-  TokenSteps(const char* op, const TokenPlan& plan, const at::Tensor& tokens, at::TensorList k_cache,
-             at::TensorList v_cache, int64_t cache_len, const at::Tensor& position_ids,
-             const std::optional<at::Tensor>& starts)
-      : op_(op), plan_(plan), used_(cache_len) {
-    check_dtype(op, "tokens", tokens, at::kLong);
-    check_dim(op, "tokens", tokens, 1);
+  TokenStretch(c10::intrusive_ptr<TokenPlan> plan, std::vector<at::Tensor> k_cache, std::vector<at::Tensor> v_cache,
+               int64_t cache_len, const at::Tensor& position_ids, const std::optional<at::Tensor>& starts)
+      : plan_(std::move(plan)), k_cache_(std::move(k_cache)), v_cache_(std::move(v_cache)), used_(cache_len) {
+    const char* op = "TokenStretch";
+    const TokenPlan& p = *plan_;
+    TORCH_CHECK_VALUE(!k_cache_.empty() && k_cache_[0].dim() == 4, op,
+                      ": k_cache must have [B, heads, slots, head_dim] for each layer");
+    const int64_t batch = k_cache_[0].size(0);
     check_dtype(op, "position_ids", position_ids, at::kLong);
     TORCH_CHECK_VALUE(position_ids.dim() == 2 && position_ids.size(1) == 1 &&
-                          (position_ids.size(0) == 1 || position_ids.size(0) == tokens.size(0)),
-                      op, ": position_ids must be [1 or ", tokens.size(0), ", 1], got ", position_ids.sizes());
-    check_dtype(op, "inv_freq", plan.inv_freq, at::kFloat);
-    check_dim(op, "inv_freq", plan.inv_freq, 1);
-    plan.decoder->prefetch(k_cache, v_cache);
-    const at::Tensor& norm = plan.decoder->weights.back();
+                          (position_ids.size(0) == 1 || position_ids.size(0) == batch),
+                      op, ": position_ids must be [1 or ", batch, ", 1], got ", position_ids.sizes());
+    check_dtype(op, "inv_freq", p.inv_freq, at::kFloat);
+    check_dim(op, "inv_freq", p.inv_freq, 1);
+    p.decoder->prefetch(k_cache_, v_cache_);
+    const at::Tensor& norm = p.decoder->weights.back();
     TORCH_CHECK_VALUE(norm.defined(), op, ": the final norm, the last entry of weights, is missing");
-    const auto options = tokens.options().dtype(norm.scalar_type());
+    const auto options = position_ids.options().dtype(norm.scalar_type());
     positions_ = position_ids.clone(at::MemoryFormat::Contiguous);
-    inv_freq_ = plan.inv_freq.contiguous();
+    inv_freq_ = p.inv_freq.contiguous();
     cos_ = at::empty({positions_.size(0), 1, 2 * inv_freq_.size(0)}, options);
     sin_ = at::empty_like(cos_);
-    hidden_ = at::empty({tokens.size(0), 1, plan.hidden}, options);
-    values_.resize(size_t(plan.hidden));
-    plan.decoder->check_no_gradient(op, hidden_);
-    Call& call = call_.emplace(call_of(op, hidden_, plan.decoder->settings));
-    embedding_ = call.linear("embedding", plan.embedding, std::nullopt, plan.embeddings);
-    set_tokens(tokens);
+    hidden_ = at::empty({batch, 1, p.hidden}, options);
+    values_.resize(size_t(p.hidden));
+    Call& call = call_.emplace(call_of(op, hidden_, p.decoder->settings));
+    embedding_ = call.linear("embedding", p.embedding, std::nullopt, p.embeddings);
     call.set_input(hidden_, used_, cos_, sin_, starts);
-    const NormWeight final_norm =
-        set_up(call, op, plan.decoder->weights, k_cache, v_cache, plan.decoder->settings, true);
-    logits_ = at::empty({tokens.size(0), plan.vocabulary}, options);
-    const LinearWeight head = call.linear("head", plan.head, plan.head_bias, plan.vocabulary);
+    const NormWeight final_norm = set_up(call, op, p.decoder->weights, k_cache_, v_cache_, p.decoder->settings, true);
+    slots_ = INT64_MAX;
+    for (const auto& list : {k_cache_, v_cache_})
+      for (const at::Tensor& t : list) slots_ = std::min(slots_, t.size(2));
+    logits_ = at::empty({batch, p.vocabulary}, options);
+    const LinearWeight head = call.linear("head", p.head, p.head_bias, p.vocabulary);
     steps_.emplace(call.steps(final_norm, head, logits_.mutable_data_ptr()));
   }
 
-  // The logits [B, V] of the tokens at hand, whose keys and values are stored; valid until the next step.
-  const at::Tensor& step() {
-    if (logits_.numel() > 0) steps_->run(used_);
-    return logits_;
+  // Before the first of `count` steps with these tokens.
+  void check(const char* op, const at::Tensor& tokens, int64_t count) const {
+    check_dtype(op, "tokens", tokens, at::kLong);
+    TORCH_CHECK_VALUE(tokens.dim() == 1 && tokens.size(0) == logits_.size(0), op, ": tokens must be [",
+                      logits_.size(0), "], got ", tokens.sizes());
+    TORCH_CHECK_VALUE(count >= 1, op, ": count must be positive, got ", count);
+    TORCH_CHECK_VALUE(used_ + count <= slots_, op, ": every cache must have at least ", used_ + count, " slots for ",
+                      used_, " used ones and ", count, " steps, got ", slots_);
+    plan_->decoder->check_no_gradient(op, hidden_);
   }
 
-  // Goes on with these tokens.
-  void next(const at::Tensor& tokens) {
-    ++used_;
+  // The logits [B, V] of the next tokens, whose keys and values are stored; valid until the next step.
+  const at::Tensor& step(const char* op, const int64_t* tokens) {
+    char* rows = static_cast<char*>(hidden_.mutable_data_ptr());
+    for (int64_t i = 0; i < logits_.size(0); ++i) {
+      TORCH_CHECK_INDEX(tokens[i] >= 0 && tokens[i] < embedding_.n, op, ": token ", tokens[i], " is not in 0 .. ",
+                        embedding_.n - 1);
+      embedding_.row(tokens[i], dtype(), rows + i * embedding_.k * dtype_size(dtype()), values_.data());
+    }
     int64_t* positions = positions_.mutable_data_ptr<int64_t>();
+    rotary_tables(positions, positions_.numel(), inv_freq_.const_data_ptr<float>(), inv_freq_.numel(),
+                  float(plan_->attention_scaling), dtype(), cos_.mutable_data_ptr(), sin_.mutable_data_ptr());
+    if (logits_.numel() > 0) steps_->run(used_);
+    ++used_;
     for (int64_t i = 0; i < positions_.numel(); ++i) ++positions[i];
-    set_tokens(tokens);
+    return logits_;
   }
 
   DType dtype() const { return call_->dtype(); }
 
  private:
-  void set_tokens(const at::Tensor& tokens) {
-    const at::Tensor ids = tokens.contiguous();
-    char* rows = static_cast<char*>(hidden_.mutable_data_ptr());
-    for (int64_t i = 0; i < ids.numel(); ++i) {
-      const int64_t id = ids.const_data_ptr<int64_t>()[i];
-      TORCH_CHECK_INDEX(id >= 0 && id < embedding_.n, op_, ": token ", id, " is not in 0 .. ", embedding_.n - 1);
-      embedding_.row(id, dtype(), rows + i * embedding_.k * dtype_size(dtype()), values_.data());
-    }
-    rotary_tables(positions_.const_data_ptr<int64_t>(), positions_.numel(), inv_freq_.const_data_ptr<float>(),
-                  inv_freq_.numel(), float(plan_.attention_scaling), dtype(), cos_.mutable_data_ptr(),
-                  sin_.mutable_data_ptr());
-  }
-
-  const char* op_;
-  const TokenPlan& plan_;
-  int64_t used_;
+  c10::intrusive_ptr<TokenPlan> plan_;
+  std::vector<at::Tensor> k_cache_, v_cache_;
+  int64_t used_, slots_;
   at::Tensor positions_, inv_freq_, cos_, sin_, hidden_, logits_;
   std::vector<float> values_;
   std::optional<Call> call_;
@@ -402,27 +408,24 @@ class TokenSteps {
   std::optional<DecoderSteps> steps_;
 };
 
-at::Tensor planned_logits(const at::Tensor& tokens, const c10::intrusive_ptr<TokenPlan>& plan, at::TensorList k_cache,
-                          at::TensorList v_cache, int64_t cache_len, const at::Tensor& position_ids,
-                          const std::optional<at::Tensor>& starts) {
-  return TokenSteps("planned_logits", *plan, tokens, k_cache, v_cache, cache_len, position_ids, starts).step();
+at::Tensor planned_logits(const at::Tensor& tokens, const c10::intrusive_ptr<TokenStretch>& stretch) {
+  const char* op = "planned_logits";
+  stretch->check(op, tokens, 1);
+  const at::Tensor ids = tokens.contiguous();
+  const at::Tensor& logits = stretch->step(op, ids.const_data_ptr<int64_t>());
+  at::Tensor out = at::empty(logits.sizes(), logits.options());  // the next step writes over `logits`
+  memcpy(out.mutable_data_ptr(), logits.const_data_ptr(), logits.nbytes());  // clone() costs ten times as much code
+  return out;
 }
 
-at::Tensor planned_greedy_steps(const at::Tensor& tokens, const c10::intrusive_ptr<TokenPlan>& plan,
-                                at::TensorList k_cache, at::TensorList v_cache, int64_t cache_len,
-                                const at::Tensor& position_ids, int64_t count, const std::optional<at::Tensor>& ends,
-                                const std::optional<at::Tensor>& starts) {
+at::Tensor planned_greedy_steps(const at::Tensor& tokens, const c10::intrusive_ptr<TokenStretch>& stretch,
+                                int64_t count, const std::optional<at::Tensor>& ends) {
   const char* op = "planned_greedy_steps";
   // Python answers an interrupt between two calls, so none takes much longer than this.
   constexpr auto kTime = std::chrono::milliseconds(100);
   const auto start = std::chrono::steady_clock::now();
-  TORCH_CHECK_VALUE(tokens.dim() == 1 && tokens.size(0) == 1, op, ": tokens must be [1], got ", tokens.sizes());
-  TORCH_CHECK_VALUE(count >= 1, op, ": count must be positive, got ", count);
-  for (const auto& list : {k_cache, v_cache})
-    for (const at::Tensor& t : list)
-      TORCH_CHECK_VALUE(t.dim() == 4 && t.size(2) >= cache_len + count, op, ": every cache must have at least ",
-                        cache_len + count, " slots for ", cache_len, " used ones and ", count, " steps, got ",
-                        t.sizes());
+  stretch->check(op, tokens, count);
+  TORCH_CHECK_VALUE(tokens.size(0) == 1, op, ": tokens must be [1], got ", tokens.sizes());
   at::Tensor last_tokens;
   if (ends.has_value()) {
     check_dtype(op, "ends", *ends, at::kLong);
@@ -431,17 +434,14 @@ at::Tensor planned_greedy_steps(const at::Tensor& tokens, const c10::intrusive_p
   const int64_t* end = ends.has_value() ? last_tokens.const_data_ptr<int64_t>() : nullptr;
   const int64_t end_count = ends.has_value() ? last_tokens.numel() : 0;
 
-  TokenSteps steps(op, *plan, tokens, k_cache, v_cache, cache_len, position_ids, starts);
-  at::Tensor token = at::empty({1}, tokens.options()), out = at::empty({count}, tokens.options());
-  int64_t done = 0;
-  while (true) {
-    const int64_t best = first_largest(steps.step().const_data_ptr(), steps.dtype(), plan->vocabulary);
-    out.mutable_data_ptr<int64_t>()[done++] = best;
-    if (done == count || std::find(end, end + end_count, best) != end + end_count) break;
-    if (std::chrono::steady_clock::now() - start > kTime) break;
-    *token.mutable_data_ptr<int64_t>() = best;
-    steps.next(token);
-  }
+  at::Tensor out = at::empty({count}, tokens.options());
+  int64_t* found = out.mutable_data_ptr<int64_t>();
+  int64_t token = *tokens.const_data_ptr<int64_t>(), done = 0;
+  do {
+    const at::Tensor& logits = stretch->step(op, &token);
+    found[done++] = token = first_largest(logits.const_data_ptr(), stretch->dtype(), logits.size(1));
+  } while (done < count && std::find(end, end + end_count, token) == end + end_count &&
+           std::chrono::steady_clock::now() - start <= kTime);
   return out.narrow(0, 0, done);
 }
 
@@ -473,18 +473,24 @@ TORCH_LIBRARY_FRAGMENT(tle, m) {
         plan->attention_scaling = attention_scaling;
         return plan;
       }));
+  // k_cache and v_cache as in fused_decode_step, with cache_len slots in use; position_ids int64 [1 or B, 1] of the
+  // first step; starts int64 [B].
+  m.class_<TokenStretch>("TokenStretch")
+      .def(torch::init([](c10::intrusive_ptr<TokenPlan> plan, std::vector<at::Tensor> k_cache,
+                          std::vector<at::Tensor> v_cache, int64_t cache_len, const at::Tensor& position_ids,
+                          const std::optional<at::Tensor>& starts) {
+        return c10::make_intrusive<TokenStretch>(std::move(plan), std::move(k_cache), std::move(v_cache), cache_len,
+                                                 position_ids, starts);
+      }));
   m.def("planned_decode_step(Tensor hidden, __torch__.torch.classes.tle.DecodePlan plan, Tensor(a!)[] k_cache, "
         "Tensor(b!)[] v_cache, int cache_len, Tensor? cos, Tensor? sin, Tensor? starts=None) -> Tensor");
-  // The logits [B, V] after one more token per batch row. tokens int64 [B], position_ids int64 [1 or B, 1].
-  m.def("planned_logits(Tensor tokens, __torch__.torch.classes.tle.TokenPlan plan, Tensor(a!)[] k_cache, "
-        "Tensor(b!)[] v_cache, int cache_len, Tensor position_ids, Tensor? starts=None) -> Tensor");
+  // The logits [B, V] after one more token per batch row. tokens int64 [B].
+  m.def("planned_logits(Tensor tokens, __torch__.torch.classes.tle.TokenStretch stretch) -> Tensor");
   // Greedy decoding from tokens [1]: the next n <= count tokens, int64 [n]. Ends after a token of `ends` (int64 [E]),
   // and, with at least one token, when about 0.1 s have passed. n slots of the caches are filled: the last token's are
   // not.
-  m.def(
-      "planned_greedy_steps(Tensor tokens, __torch__.torch.classes.tle.TokenPlan plan, Tensor(a!)[] k_cache, "
-      "Tensor(b!)[] v_cache, int cache_len, Tensor position_ids, int count, Tensor? ends=None, Tensor? starts=None) -> "
-      "Tensor");
+  m.def("planned_greedy_steps(Tensor tokens, __torch__.torch.classes.tle.TokenStretch stretch, int count, "
+        "Tensor? ends=None) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(tle, CPU, m) {

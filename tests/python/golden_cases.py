@@ -387,10 +387,12 @@ def token_case(layers: list[list[torch.Tensor | None]], scheme: str, used: int, 
         if greedy:
             # One step: how many fit into its time depends on the machine.
             k, v = ([t[:1] for t in caches] for caches in (k, v))
-            out = tle.planned_greedy_steps(torch.tensor([3]), tokens, k, v, used, torch.tensor([[used]]), 1)
+            stretch = torch.classes.tle.TokenStretch(tokens, k, v, used, torch.tensor([[used]]), None)
+            out = tle.planned_greedy_steps(torch.tensor([3]), stretch, 1)
         else:
             positions, starts = torch.tensor([[used], [5]]), torch.tensor([0, 2])
-            out = tle.planned_logits(torch.tensor([3, 49]), tokens, k, v, used, positions, starts)
+            stretch = torch.classes.tle.TokenStretch(tokens, k, v, used, positions, starts)
+            out = tle.planned_logits(torch.tensor([3, 49]), stretch)
         return out, *k, *v
 
     return run

@@ -408,9 +408,10 @@ def test_whole_tokens_have_the_bits_of_the_modules(name, scheme):
     with torch.no_grad():
         for cache in caches:
             model(ids, past_key_values=cache, attention_mask=mask[:, :6])
+        stretch = plan.stretch(2, torch.tensor([[4], [6]]), caches[0], starts, 3)
         for i in range(3):
             token, position = tiny.tokens(2, 1, seed=i), torch.tensor([[4 + i], [6 + i]])
-            got = plan.logits(token[:, 0], position, caches[0], starts)
+            got = stretch.logits(token[:, 0])
             with module_by_module(model):
                 inputs = {"attention_mask": mask[:, : 7 + i], "position_ids": position}
                 wanted = model(token, past_key_values=caches[1], **inputs).logits
@@ -431,10 +432,10 @@ def test_greedy_stretches_stop_where_they_should(two_threads):
         with torch.no_grad():
             model(ids[:, :4], past_key_values=cache)
             before = _C.parallel_regions()
+            steps = plan.stretch(1, torch.tensor([[4]]), cache, None, count)
             while len(found) <= count and (ends is None or found[-1] not in ends):
                 # A slow machine does not reach `count` in the time that one call takes at most.
-                left, position = count + 1 - len(found), torch.tensor([[3 + len(found)]])
-                found = torch.cat([found, plan.greedy(found[-1:], position, cache, None, left, ends)])
+                found = torch.cat([found, steps.greedy(found[-1:], count + 1 - len(found), ends)])
         found = found[1:]
         assert cache.get_seq_length() == 4 + len(found)
         assert _C.parallel_regions() - before == len(found), "layers and head of a token are one parallel region"
@@ -458,21 +459,15 @@ def test_greedy_stretches_stop_where_they_should(two_threads):
 )
 def test_greedy_stretches_across_a_block_of_keys(name, settings, two_threads):
     """A stretch keeps its program, whose attention is divided by blocks of 256 keys: 506 keys and 16 tokens."""
-    from tle_torch.ops import _C
-
     model = patched(name, max_position_embeddings=1024, **settings)
     plan = model.model.tle_router.plan(model.model).token_plan(model)
     ids = tiny.tokens(1, 506)
-    found, blocks = ids[0, -1:], 0
-    for _ in range(2):  # the first grows the scratch
-        cache, found = tle_torch.Cache(model.config), found[:1]
-        with torch.no_grad():
-            model(ids[:, :-1], past_key_values=cache)
-            blocks = _C.scratch_allocations()
-            while len(found) < 17:  # a call ends when its time is over
-                position = torch.tensor([[504 + len(found)]])
-                found = torch.cat([found, plan.greedy(found[-1:], position, cache, None, 17 - len(found), None)])
-    assert _C.scratch_allocations() == blocks
+    cache, found = tle_torch.Cache(model.config), ids[0, -1:]
+    with torch.no_grad():
+        model(ids[:, :-1], past_key_values=cache)
+        steps = plan.stretch(1, torch.tensor([[505]]), cache, None, 16)
+        while len(found) < 17:  # a call ends when its time is over
+            found = torch.cat([found, steps.greedy(found[-1:], 17 - len(found), None)])
     with module_by_module(model):
         wanted = model.generate(ids, max_new_tokens=16, min_new_tokens=16, do_sample=False)[0, 506:]
         cache2 = tle_torch.Cache(model.config)
@@ -486,20 +481,47 @@ def test_bad_input_to_whole_tokens_leaves_the_cache():
     plan = model.model.tle_router.plan(model.model).token_plan(model)
     cache = tle_torch.Cache(model.config)
     run(model, tiny.tokens(1, 4), cache=cache)
-    position = torch.tensor([[4]])
-    greedy = torch.ops.tle.planned_greedy_steps
+    token, position = torch.tensor([1]), torch.tensor([[4]])
+    steps = plan.stretch(1, position, cache, None, 1)
     keys, values, used = cache.prepare_step(3, 1, 2, 1, 16, torch.bfloat16)
+    stretch = torch.classes.tle.TokenStretch
     for message, call in {
-        "token 1000000 is not in": lambda: plan.logits(torch.tensor([10**6]), position, cache, None),
-        "tokens must be Long": lambda: plan.logits(torch.tensor([1.0]), position, cache, None),
-        "position_ids must be": lambda: plan.logits(torch.tensor([1]), torch.tensor([4]), cache, None),
-        "tokens must be .1.": lambda: greedy(torch.tensor([1, 2]), plan._native, keys, values, used, position, 1),
-        "count must be positive": lambda: greedy(torch.tensor([1]), plan._native, keys, values, used, position, 0),
-        "at least 100004 slots": lambda: greedy(torch.tensor([1]), plan._native, keys, values, used, position, 100_000),
+        "token 1000000 is not in": lambda: steps.logits(torch.tensor([10**6])),
+        "token -1 is not in": lambda: steps.greedy(torch.tensor([-1]), 1, None),
+        "tokens must be Long": lambda: steps.logits(torch.tensor([1.0])),
+        "tokens must be .1.": lambda: steps.greedy(torch.tensor([1, 2]), 1, None),
+        "count must be positive": lambda: steps.greedy(token, 0, None),
+        "at least 100004 slots": lambda: steps.greedy(token, 100_000, None),
+        "ends must be Long": lambda: steps.greedy(token, 1, torch.tensor([1.5])),
+        "position_ids must be": lambda: plan.stretch(1, torch.tensor([4]), cache, None, 1),
+        "starts must be in 0 .. 5": lambda: plan.stretch(1, position, cache, torch.tensor([6]), 1),
+        "k_cache has 256 slots": lambda: stretch(plan._native, keys, values, 256, position, None),
+        "one entry per layer": lambda: stretch(plan._native, keys, values[:2], used, position, None),
+        "must have .B, heads, slots": lambda: stretch(plan._native, [], [], used, position, None),
     }.items():
         with torch.no_grad(), pytest.raises((RuntimeError, ValueError, TypeError, IndexError), match=message):
             call()
         assert cache.get_seq_length() == 4
+    with torch.no_grad():
+        got = steps.logits(token)
+    assert tiny.same_bits(got, run(model, tiny.tokens(1, 4), token[None])[:, -1])
+
+
+def test_a_stretch_allocates_nothing_once_it_runs():
+    from tle_torch.ops import _C
+
+    model = patched("llama")
+    plan = model.model.tle_router.plan(model.model).token_plan(model)
+    cache = tle_torch.Cache(model.config)
+    run(model, tiny.tokens(1, 4), cache=cache)
+    with torch.no_grad():
+        steps = plan.stretch(1, torch.tensor([[4]]), cache, None, 64)
+        steps.logits(torch.tensor([1]))
+        before = _C.scratch_allocations()
+        for token in range(20):
+            steps.logits(torch.tensor([token]))
+        steps.greedy(torch.tensor([1]), 20, None)
+    assert _C.scratch_allocations() == before
 
 
 @pytest.mark.parametrize(
