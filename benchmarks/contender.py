@@ -11,7 +11,7 @@ take turns on an otherwise idle machine.
                                                                                [positions, vocabulary], both .npy
     {"do": "memory"}                                    -> {"peak_mb": ...}
     {"do": "bandwidth"}                                 -> {"gb_s": ...}       (bandwidth only)
-    {"do": "step", "context": C, "tokens": T}           -> {"tok_s": ...}      the decode-step operator alone (tle only)
+    {"do": "step", "context": C, "tokens": T, "together": B} -> {"tok_s": ...} the decode operators alone (tle only)
 
 "load_s" counts reading the weights and whatever makes the model ready, patching for instance; random weights are not
 read: then it is "patch_s" alone that counts. What cannot be done is answered with {"error": one line}, and the process
@@ -177,17 +177,27 @@ class Tle(Transformers):
 
         return tle_torch.Cache(config=self.model.config, dtype=self.kv_dtype)
 
-    def step(self, context: int, tokens: int) -> dict:
-        """The operator that takes one token id to logits, by itself."""
+    def step(self, context: int, tokens: int, together: bool) -> dict:
+        """The decode-step operators by themselves: ids to logits, a call for each token, or greedy search, as many
+        tokens `together` in a call as it makes. A first token, which grows the scratch, is not counted."""
         plan = self.model.base_model.tle_router.plan(self.model.base_model).token_plan(self.model)
-        operator, seconds = self.torch.ops.tle.planned_logits.default, []
+        logits, greedy = self.torch.ops.tle.planned_logits.default, self.torch.ops.tle.planned_greedy_steps.default
+        seconds = 0.0
         with self.torch.inference_mode():
-            steps = plan.stretch(1, self.torch.tensor([[context]]), self.cache_of(context), None, tokens)
-            for token in self.prompt(tokens)[0].split(1):
+            position = self.torch.tensor([[context]])
+            stretch = plan.stretch(1, position, self.cache_of(context), None, tokens + 1)._native
+            prompt = self.prompt(tokens + 1)[0]
+            logits(prompt[:1], stretch)
+            done = 0
+            while done < tokens:
                 start = time.perf_counter()
-                operator(token, steps._native)
-                seconds.append(time.perf_counter() - start)
-        return {"tok_s": tokens / sum(seconds)}
+                if together:
+                    out = greedy(prompt[done : done + 1], stretch, tokens - done)
+                else:
+                    out = logits(prompt[done : done + 1], stretch)
+                seconds += time.perf_counter() - start
+                done += len(out)
+        return {"tok_s": tokens / seconds}
 
 
 class Bandwidth:

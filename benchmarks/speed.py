@@ -15,8 +15,9 @@ Figures are medians, ratios are medians of the ratios within a repetition. `of b
 measured in the same repetition, over the bytes of weights, keys and values that a token reads. `KV slope`: the time
 that a token takes longer in the longest context than in the shortest, over the time that reading the additional keys
 and values takes at that bandwidth. `busy core`: speed with another process spinning on the machine, over the speed
-without. `peak MB`: of resident memory, until it is loaded and until the end. `KL` and `changed`: what
-benchmarks/accuracy.py prints, against the eager fp32 model, where the weights are real.
+without. `one step a call`, `many`: `of bound` for the decode operators by themselves, planned_logits and
+planned_greedy_steps (contender.py). `peak MB`: of resident memory, until it is loaded and until the end. `KL` and
+`changed`: what benchmarks/accuracy.py prints, against the eager fp32 model, where the weights are real.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def start(name: str, model: str, threads: int, options: argparse.Namespace) -> t
         row = {"model": model, "threads": threads, "contender": name, "patch_s": 0.0,
                **worker("load", model=model, threads=threads), "loaded_mb": worker("memory")["peak_mb"], "missing": {},
                "decode": {c: [] for c in options.contexts}, "step": {c: [] for c in options.contexts},
+               "steps": {c: [] for c in options.contexts},
                "busy": {c: [] for c in options.contexts}, "bandwidth_gb_s": {c: [] for c in options.contexts},
                "prefill": {n: [] for n in options.prefill}}
         warm = worker("decode", context=min(options.contexts, default=8), tokens=2)["tok_s"]
@@ -93,8 +95,8 @@ def measure(model: str, threads: int, names: list[str], options: argparse.Namesp
             accuracy: dict[str, dict] | None = None) -> list[dict]:
     """One row per contender, with every single figure.
 
-    row["decode"][context], ["step"], ["busy"], ["bandwidth_gb_s"] and row["prefill"][tokens] are lists over the
-    repetitions, empty where there is no figure; row["missing"] says why. A contender that has no row at all is
+    row["decode"][context], ["step"], ["steps"], ["busy"], ["bandwidth_gb_s"] and row["prefill"][tokens] are lists over
+    the repetitions, empty where there is no figure; row["missing"] says why. A contender that has no row at all is
     {"model", "threads", "contender", "failed": the reason}. `accuracy` holds what is known about contenders already.
     """
     accuracy = {} if accuracy is None else accuracy
@@ -122,7 +124,9 @@ def measure(model: str, threads: int, names: list[str], options: argparse.Namesp
                         take(row["busy"][context], row, f"busy at {context}", worker, "decode", **how)
                         spinner.kill()
                 if options.step and tle:
-                    take(row["step"][context], row, f"step at {context}", worker, "step", **how)
+                    for figures, together in (("step", False), ("steps", True)):
+                        what = f"{figures} at {context}"
+                        take(row[figures][context], row, what, worker, "step", together=together, **how)
         for length in options.prefill:
             for worker, row in pairs:
                 take(row["prefill"][length], row, f"prefill of {length}", worker, "prefill", tokens=length)
@@ -220,7 +224,7 @@ def show_decode(rows, base, against, title, options, console) -> None:
     bandwidth = [figure for figures in base["bandwidth_gb_s"].values() for figure in figures]
     heads = []
     for context in options.contexts:
-        heads += [f"tok/s at\n{context}", against, "of bound"] + ["operators\nof bound"] * options.step
+        heads += [f"tok/s at\n{context}", against, "of bound"] + ["one step\na call", "many"] * options.step
     heads += ["KV slope"] * (len(options.contexts) > 1) + ["busy core"] * options.busy
     read = f"; read bandwidth {statistics.median(bandwidth):.1f} GB/s" if bandwidth else ""
     table = table_of(f"decode: {title}{read}", *heads)
@@ -231,7 +235,7 @@ def show_decode(rows, base, against, title, options, console) -> None:
             cells += [cell(middle(speed), ".1f"), cell(ratio(speed, base["decode"][context]), ".2f"),
                       cell(of_bound(row, "decode", context), ".0%")]
             if options.step:
-                cells.append(cell(of_bound(row, "step", context), ".0%"))
+                cells += [cell(of_bound(row, figures, context), ".0%") for figures in ("step", "steps")]
         if len(options.contexts) > 1:
             cells.append(cell(kv_slope(row), ".2f"))
         if options.busy:

@@ -412,6 +412,9 @@ class Cache(HFCache):
             or not all(map(operator.is_, key_slots, map(_keys_of, stack)))
             or not all(map(operator.is_, value_slots, map(_values_of, stack)))
         ):
+            # What a layer grows out of is freed before the next one grows: nothing here may hold it.
+            self._step = _NO_STEP
+            del key_slots, value_slots
             new = torch.empty((), dtype=dtype).expand(batch, heads, tokens, head_dim)
             for layer in stack:
                 layer.ensure(new, new)

@@ -272,6 +272,7 @@ class SampleLoop:
     def _room_for(self, steps: int) -> TokenStretch:
         """The stretch at hand, or a new one where the cache must grow."""
         if self._stretch is None or self._stretch.room < steps:
+            self._stretch = None  # holds the slots that the cache may grow out of
             self._stretch = self._tokens.stretch(self.batch, self.position + 1, self.cache, self.starts, steps)
         return self._stretch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import weakref
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformers import DynamicCache
 import tiny
 import tle_torch
 from tle_torch import decode
+from tle_torch.cache import CacheLayer
 from tle_torch.families import family_of
 
 
@@ -505,6 +507,27 @@ def test_bad_input_to_whole_tokens_leaves_the_cache():
     with torch.no_grad():
         got = steps.logits(token)
     assert tiny.same_bits(got, run(model, tiny.tokens(1, 4), token[None])[:, -1])
+
+
+def test_growing_holds_one_layer_twice_and_not_the_cache(monkeypatch):
+    """A layer's old slots are gone when the next layer grows, whoever looked at them for the steps before."""
+    model = patched("llama")
+    layers = model.config.num_hidden_layers
+    seen: list[weakref.ref] = []
+    alive_at_growth = []
+    allocate = CacheLayer._allocate
+
+    def counting_allocate(layer, *args):
+        alive_at_growth.append(sum(slots() is not None for slots in seen))
+        allocate(layer, *args)
+        seen.append(weakref.ref(layer.key_slots))
+
+    model.generate(tiny.tokens(1, 4), max_new_tokens=4, do_sample=False)  # what is proven once, with caches of its own
+    monkeypatch.setattr(CacheLayer, "_allocate", counting_allocate)
+    cache = tle_torch.Cache(model.config)  # knows nothing of the tokens to come
+    model.generate(tiny.tokens(1, 250), past_key_values=cache, max_new_tokens=40, min_new_tokens=40, do_sample=False)
+    assert len(alive_at_growth) == 2 * layers > 2, "the cache grew once"
+    assert max(alive_at_growth[layers:]) == layers
 
 
 def test_a_stretch_allocates_nothing_once_it_runs():
