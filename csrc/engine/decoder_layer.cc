@@ -122,8 +122,9 @@ void run_heads(const HeadsStage& s, int64_t unit, int) {
   }
 }
 
-// The first of the keys and values that attention reads next; once it reads them in a stream, the hardware goes ahead.
-constexpr int64_t kWarmBytes = 4096;
+// The first of the keys and values that attention reads next, and the slots that it writes; once it reads in a stream,
+// the hardware goes ahead. A short context is read as so many short pieces that it never does.
+constexpr int64_t kWarmBytes = 16 * 1024;
 
 void warm_heads(const HeadsStage& s, int64_t first, int64_t last) {
   if (s.pass->tokens > 1) return;
@@ -132,7 +133,8 @@ void warm_heads(const HeadsStage& s, int64_t first, int64_t last) {
     int64_t slot = s.pass->starts ? s.pass->starts[b] : 0;
     if (s.window > 0) slot = std::max(slot, s.pass->cache_len + 1 - s.window);
     const auto warm = [&](const void* slots, int64_t batch, int64_t head_stride, int64_t slot_stride) {
-      const int64_t bytes = std::min((s.pass->cache_len - slot) * slot_stride * dtype_size(s.cache.dtype), kWarmBytes);
+      const int64_t slots_used = s.pass->cache_len + 1 - slot;
+      const int64_t bytes = std::min(slots_used * slot_stride * dtype_size(s.cache.dtype), kWarmBytes);
       const void* from = advance(slots, b * batch + head * head_stride + slot * slot_stride, s.cache.dtype);
       prefetch_lines(static_cast<const char*>(from), (bytes + 63) / 64);
     };

@@ -13,7 +13,7 @@ namespace tle {
 
 namespace {
 
-// Of weights per unit, twice that where nobody waits for another's. A member's units lie side by side, so they can be
+// Of weights per unit. A member's units lie side by side and are mostly computed several at a time, so they can be
 // short: at the end of a stage somebody waits for half a unit. A dense weight is read as several streams of adjacent
 // rows (kernels/linear_dense), which want to be long each.
 constexpr int64_t kPackedUnitBytes = 16 * 1024, kDenseUnitBytes = 256 * 1024;
@@ -37,7 +37,7 @@ struct Grid {
 Grid grid_of(const LinearWeight& w, int64_t rows, int members) {
   const int64_t panels = ceil_div(w.n, kPanelChannels);
   const int64_t panel_bytes = std::max<int64_t>(1, w.bytes() / std::max<int64_t>(1, panels));
-  const int64_t unit_bytes = (w.packed ? kPackedUnitBytes : kDenseUnitBytes) * (members == 1 ? 2 : 1);
+  const int64_t unit_bytes = w.packed ? kPackedUnitBytes : kDenseUnitBytes;
   Grid g;
   if (rows < kGemmRows)
     g.panels_per_unit = std::max<int64_t>(1, unit_bytes / panel_bytes);
@@ -202,6 +202,22 @@ void run_linears(const LinearsStage& s, int64_t unit, int) {
   compute(s.kernels, s.x, s.weights[i], s.outs[i], block_of(s.weights[i], s.grids[i], s.x.rows, unit));
 }
 
+// Few rows: units that are neighbours are one block of channels.
+void run_linears_range(const LinearsStage& s, int64_t first, int64_t last, int) {
+  int i = 0;
+  for (; first < last; ++i) {
+    const Grid& g = s.grids[i];
+    const int64_t end = std::min(last, g.units);
+    if (first < end) {
+      Block b = block_of(s.weights[i], g, s.x.rows, first);
+      b.channels = std::min((end - first) * g.panels_per_unit * kPanelChannels, s.weights[i].n - b.channel);
+      compute(s.kernels, s.x, s.weights[i], s.outs[i], b);
+    }
+    first = std::max<int64_t>(0, first - g.units);
+    last -= g.units;
+  }
+}
+
 // The beginning of the first unit's weights, for the hardware to go on from.
 void warm_linears(const LinearsStage& s, int64_t first, int64_t) {
   int i = 0;
@@ -296,7 +312,7 @@ void add_linears(Program& program, const Activation& x, const LinearWeight* cons
     units += stage.grids[i].units;
     bytes += traffic(*weights[i], x.rows);
   }
-  program.add(stage, units, bytes, run_linears, warm_linears);
+  program.add(stage, units, bytes, run_linears, warm_linears, x.rows < kGemmRows ? run_linears_range : nullptr);
 }
 
 UnitShape add_swiglu(Program& program, const SwigluArgs& args) {

@@ -49,14 +49,16 @@ class Program {
   int members() const { return members_; }
 
   // Appends a stage of `units` calls run(context, unit, member). bytes: what the stage reads and writes, roughly.
-  // warm(context, first, last), if given, asks the caches for what these units read (runtime/threads.h).
+  // warm(context, first, last), if given, asks the caches for what these units read; run_range(context, first, last,
+  // member) computes them all faster than run one by one (runtime/threads.h). Nothing may follow() the latter.
   template <class Context>
   void add(const Context& context, int64_t units, int64_t bytes,
            void (*run)(const Context&, int64_t unit, int member),
-           void (*warm)(const Context&, int64_t first, int64_t last) = nullptr) {
+           void (*warm)(const Context&, int64_t first, int64_t last) = nullptr,
+           void (*run_range)(const Context&, int64_t first, int64_t last, int member) = nullptr) {
     if (units == 0) return;
     if (count_ == capacity_) throw std::logic_error("a program has more stages than it asked for");
-    const Call call = bind(context, run, warm);
+    const Call call = bind(context, run, warm, run_range);
     Stage& stage = stages_[count_++];
     stage = {call.run, call.context, units, end_ - static_cast<const char*>(call.context), nullptr};
     if (warm != nullptr)
@@ -64,11 +66,18 @@ class Program {
         const Bound<Context>& b = *static_cast<const Bound<Context>*>(p);
         b.warm(b.context, first, last);
       };
+    if (run_range != nullptr)
+      stage.run_range = [](const void* p, int64_t first, int64_t last, int member) {
+        const Bound<Context>& b = *static_cast<const Bound<Context>*>(p);
+        b.run_range(b.context, first, last, member);
+      };
     bytes_ += bytes;
   }
 
   // Whether the last stage has this many units, so that one may follow() there.
-  bool can_follow(int64_t units) const { return count_ > 0 && stages_[count_ - 1].units == units; }
+  bool can_follow(int64_t units) const {
+    return count_ > 0 && stages_[count_ - 1].units == units && stages_[count_ - 1].run_range == nullptr;
+  }
 
   // Instead of a stage of its own: each unit of the last stage goes on with run(context, unit, member). That saves the
   // threads' meeting, and what the unit wrote is still in the core's cache. It may read nothing that another unit of
@@ -76,7 +85,7 @@ class Program {
   template <class Context>
   void follow(const Context& context, int64_t bytes, void (*run)(const Context&, int64_t unit, int member)) {
     Call* const next = next_;
-    *next = bind<Context>(context, run, nullptr);
+    *next = bind<Context>(context, run, nullptr, nullptr);
     Stage& stage = stages_[count_ - 1];
     const int64_t length = end_ - static_cast<const char*>(stage.context);
     if (length > 0 && length <= kMaxContext) stage.context_bytes = length;
@@ -102,15 +111,17 @@ class Program {
     Context context;
     void (*run)(const Context&, int64_t, int);
     void (*warm)(const Context&, int64_t, int64_t);
+    void (*run_range)(const Context&, int64_t, int64_t, int);
     Call next;
   };
 
   template <class Context>
   Call bind(const Context& context, void (*run)(const Context&, int64_t, int),
-            void (*warm)(const Context&, int64_t, int64_t)) {
+            void (*warm)(const Context&, int64_t, int64_t),
+            void (*run_range)(const Context&, int64_t, int64_t, int)) {
     static_assert(std::is_trivially_copyable_v<Context> && std::is_trivially_destructible_v<Context>);
     Bound<Context>* bound = scratch_.get<Bound<Context>>(1);
-    *bound = {context, run, warm, {}};
+    *bound = {context, run, warm, run_range, {}};
     next_ = &bound->next;
     end_ = reinterpret_cast<const char*>(bound + 1);
     return {[](const void* p, int64_t unit, int member) {

@@ -1,10 +1,10 @@
 // One team of threads for the whole process.
 //
 // Work is a list of stages. A stage is a number of equal, independent units, divided into one range per member. A
-// member claims units of its own range first, then of the others': a slow core does not hold up the rest, and since a
-// unit's result does not depend on who computes it, neither do the bits. The next stage starts when every unit of the
-// one before is finished. Nobody waits for a member as such: one that sleeps or is preempted without a unit in its
-// hands holds up nothing.
+// member claims units of its own range first, then of the others', several at a time while there are many: a slow core
+// does not hold up the rest, and since a unit's result does not depend on who computes it, neither do the bits. The next
+// stage starts when every unit of the one before is finished. Nobody waits for a member as such: one that sleeps or is
+// preempted without a unit in its hands holds up nothing.
 //
 // The members run inside one persistent OpenMP region (on the libgomp that torch loads) that a leader thread of our own
 // opened once. So calls from many Python threads share the one team (a second caller at the same time computes alone
@@ -25,6 +25,8 @@ struct Stage {
   // Or null: asks the caches for what the units first .. last - 1 will read. Called near the end of the stage before,
   // by somebody with a unit of that one in his hands.
   void (*warm)(const void* context, int64_t first, int64_t last) = nullptr;
+  // Or null: the same as run for each of the units first .. last - 1, only faster.
+  void (*run_range)(const void* context, int64_t first, int64_t last, int member) = nullptr;
 };
 
 // Threads that a call may use, the caller included: TLE_NUM_THREADS or the number of usable performance cores.

@@ -40,6 +40,26 @@ TEST_F(Threads, EveryUnitRunsOnceForEveryTeamSize) {
   }
 }
 
+TEST_F(Threads, RangesOfUnitsCoverEachUnitOnce) {
+  for (int threads : {1, 2, 3, 8}) {
+    set_num_threads(threads);
+    for (int64_t units : {1, 2, 7, 64, 1000}) {
+      Counts counts[2];
+      Stage stage = {[](const void*, int64_t, int) { ADD_FAILURE() << "one by one"; }, &counts[0], units};
+      stage.run_range = [](const void* p, int64_t first, int64_t last, int member) {
+        EXPECT_LT(first, last);
+        for (int64_t unit = first; unit < last; ++unit) count_unit(p, unit, member);
+      };
+      const Stage stages[] = {stage, {count_unit, &counts[1], units}, stage};
+      run_stages(stages, 3, kLarge, threads);
+      for (int64_t i = 0; i < 1000; ++i) {
+        ASSERT_EQ(counts[0].done[i].load(), i < units ? 2 : 0) << threads << " " << i;
+        ASSERT_EQ(counts[1].done[i].load(), i < units ? 1 : 0) << threads << " " << i;
+      }
+    }
+  }
+}
+
 TEST_F(Threads, AStageSeesAllOfTheOneBefore) {
   // Stage i adds i to what stage i - 1 left in another unit: a unit that ran early would read an old value.
   constexpr int64_t kUnits = 16, kStages = 300;
