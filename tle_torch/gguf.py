@@ -11,15 +11,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from tle_torch import weights
-from tle_torch.gguf_file import FLOAT_TYPES, GgufFile, Tensor
+from tle_torch.gguf_file import FLOAT_TYPES, GgufFile, Strings, Tensor
 from tle_torch.gguf_tokenizer import tokenizer_of
 from tle_torch.layers import PackedEmbedding, QuantizedLinear
 from tle_torch.patcher import patch_model
@@ -116,7 +118,9 @@ def from_gguf(
         tokenizer = tokenizer_of(file, config)
         file.metadata.clear()
         weights.trim_heap()
-        return _taken_over(file, config, dtype, patch_options), tokenizer
+        model = _taken_over(file, config, dtype, patch_options)
+    weights.trim_heap()  # of what the proofs of the kernels used
+    return model, tokenizer
 
 
 def _check_layers(file: GgufFile) -> None:
@@ -151,7 +155,7 @@ def _converted(file: GgufFile, scheme: str | None, dtype: torch.dtype, patch_opt
 
 def _taken_over(file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype, patch_options: dict) -> PreTrainedModel:
     """The model with the file's own codes."""
-    with torch.device("meta"), no_init_weights():
+    with _Unallocated(), no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
         model.tie_weights()  # is part of what was left out
     report_rows: list[Replaced] = []
@@ -175,7 +179,8 @@ def _taken_over(file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype, pa
             for sharer in _sharers(model, module, leaf):
                 sharer._parameters[leaf] = parameter
         file.release()
-    _fill_buffers(file, model)
+    left = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
+    _refuse_missing(file, left)
     report = patch_model(model, weights.UNQUANTIZED, **patch_options)
     report.scheme = "as the file has them"
     report.replaced[:0] = report_rows
@@ -186,6 +191,24 @@ def _taken_over(file: GgufFile, config: PreTrainedConfig, dtype: torch.dtype, pa
             f"Re-quantised to {_FALLBACK}, since no packed scheme holds their codes: {', '.join(requantised)}."
         )
     return model
+
+
+class _Unallocated(TorchFunctionMode):
+    """While it is active, what modules make to be loaded has no memory: `torch.empty`, `ones` and `zeros` give tensors
+    on the meta device, and indexing or filling those (an embedding sets the row of padding to zero) does nothing. What
+    modules compute, rotary frequencies, is real. `torch.device("meta")` would leave them without values, after much
+    Python code for the shapes."""
+
+    _makers = (torch.empty, torch.ones, torch.zeros)
+    _setters = (torch.Tensor.__getitem__, torch.Tensor.fill_)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in self._makers and kwargs.get("device") is None:
+            return torch.empty(*args, **{**kwargs, "device": "meta"})
+        if func in self._setters and args[0].is_meta:
+            return args[0]
+        return func(*args, **kwargs)
 
 
 def _target(name: str) -> tuple[str, str] | None:
@@ -241,7 +264,7 @@ def _config(file: GgufFile) -> PreTrainedConfig | None:
         raise ValueError(f"{name}: the file has no token_embd.weight")
     values["vocab_size"] = embedding.shape[0]
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, list) and len(tokens) != embedding.shape[0]:
+    if isinstance(tokens, Strings) and len(tokens) != embedding.shape[0]:
         raise ValueError(
             f"{name}: the vocabulary has {len(tokens)} tokens, and token_embd.weight {embedding.shape[0]} rows"
         )
@@ -314,7 +337,8 @@ def _order(config: PreTrainedConfig, target: str, rows: int) -> torch.Tensor | N
         heads = config.num_key_value_heads
     else:
         return None
-    return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
+    # numpy, of which less code comes into memory than of torch (see few_operators.py).
+    return torch.from_numpy(np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).flatten())
 
 
 def _packed(file: GgufFile, tensor: Tensor, rows: torch.Tensor | None) -> tuple[torch.Tensor, str]:
@@ -362,16 +386,6 @@ def _install(
     else:
         QuantizedLinear.convert(module, packed, dtype, scheme, None)
     return rows
-
-
-def _fill_buffers(file: GgufFile, model: PreTrainedModel) -> None:
-    """Buffers that are computed and not loaded (rotary frequencies) are on the meta device: makes their modules
-    anew."""
-    for name, module in list(model.named_modules()):
-        if any(b.is_meta for b in module._buffers.values() if b is not None):
-            model.set_submodule(name, type(module)(config=module.config))
-    left = [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
-    _refuse_missing(file, left)
 
 
 def _refuse_missing(file: GgufFile, names: list[str]) -> None:

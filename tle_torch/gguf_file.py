@@ -19,6 +19,7 @@ import math
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-__all__ = ["GgufFile", "Tensor"]
+__all__ = ["GgufFile", "Strings", "Tensor"]
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -36,6 +37,7 @@ _STRING, _ARRAY = 8, 9
 # By the number of a metadata type: its code in the struct module.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _LENGTH = struct.Struct("<Q")
+_NOT_UTF8 = "a string of the header is not UTF-8: the file is damaged"
 
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -58,12 +60,30 @@ class Tensor:
     nbytes: int
 
 
+class Strings:
+    """An array of strings in a file's metadata, as a vocabulary is: iterating reads them from the file, which must be
+    open. Ten thousands of small objects that live while others are made leave Python's heap in pieces.
+
+    Raises:
+        ValueError: in iteration: a string is not UTF-8.
+    """
+
+    def __init__(self, file: GgufFile, begin: int, count: int):
+        self._file, self._begin, self._count = file, begin, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.strings_at(self._begin, self._count))
+
+
 class GgufFile:
     """An open GGUF file; a context manager.
 
     Attributes:
         path: the file.
-        metadata: every entry; arrays are lists.
+        metadata: every entry; arrays of strings are `Strings`, others lists.
         tensors: by name, in the file's order.
         architecture: `general.architecture`.
 
@@ -106,9 +126,6 @@ class GgufFile:
         if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
-    def _error(self, what: str) -> ValueError:
-        return ValueError(f"{self.path.name}: {what}")
-
     def _read(self) -> None:
         try:
             version, tensors, entries = struct.unpack_from("<IQQ", self._map, len(_MAGIC))
@@ -125,11 +142,27 @@ class GgufFile:
         except (struct.error, OverflowError, RecursionError):
             raise self._error("the file is cut off in its header, or damaged") from None
         except UnicodeDecodeError:
-            raise self._error("a string of the header is not UTF-8: the file is damaged") from None
+            raise self._error(_NOT_UTF8) from None
         self.architecture = self.metadata.get("general.architecture")
         if not isinstance(self.architecture, str):
             raise self._error("the metadata do not name an architecture (general.architecture)")
         self.tensors = self._place(table)
+
+    def _error(self, what: str) -> ValueError:
+        return ValueError(f"{self.path.name}: {what}")
+
+    def strings_at(self, begin: int, count: int) -> list[str]:
+        """The strings of an array that begins at a byte of the file."""
+        data, unpack, strings = self._map, _LENGTH.unpack_from, []
+        try:
+            for _ in range(count):
+                (length,) = unpack(data, begin)
+                end = begin + _LENGTH.size + length
+                strings.append(str(data[begin + _LENGTH.size : end], "utf-8"))
+                begin = end
+        except UnicodeDecodeError:
+            raise self._error(_NOT_UTF8) from None
+        return strings
 
     def _string(self) -> str:
         (length,) = _LENGTH.unpack_from(self._map, self._position)
@@ -166,19 +199,16 @@ class GgufFile:
         if element in _SCALARS:
             return list(self._numbers(_SCALARS[element], count))
         if element == _STRING:
-            return self._strings(count)
+            strings = Strings(self, self._position, count)
+            self._position = self._end_of_strings(count)
+            return strings
         return [self._value(element, key) for _ in range(count)]
 
-    def _strings(self, count: int) -> list[str]:
-        # _string in a loop of its own: hundreds of thousands of tokens and merges.
-        data, unpack, begin, strings = self._map, _LENGTH.unpack_from, self._position, []
+    def _end_of_strings(self, count: int) -> int:
+        data, unpack, end = self._map, _LENGTH.unpack_from, self._position
         for _ in range(count):
-            (length,) = unpack(data, begin)
-            end = begin + 8 + length
-            strings.append(str(data[begin + 8 : end], "utf-8"))
-            begin = end
-        self._position = begin
-        return strings
+            end += _LENGTH.size + unpack(data, end)[0]
+        return end
 
     def _read_table(self, count: int) -> list[tuple[str, tuple[int, ...], int, int]]:
         """(name, shape, number of the type, offset) of each tensor."""

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 from transformers import TOKENIZER_MAPPING, PreTrainedConfig, PreTrainedTokenizerBase, TokenizersBackend
 from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
-from tle_torch.gguf_file import GgufFile
+from tle_torch.gguf_file import GgufFile, Strings
 
 __all__ = ["tokenizer_of"]
 
@@ -31,10 +31,17 @@ def tokenizer_of(file: GgufFile, config: PreTrainedConfig) -> PreTrainedTokenize
     Raises:
         ValueError: the file has no tokenizer, one of an unknown kind, or special tokens outside its vocabulary.
     """
+    backend, options = _backend_of(file)
+    cls = TOKENIZER_MAPPING.get(type(config), None)
+    if cls is None or not issubclass(cls, TokenizersBackend):
+        cls = TokenizersBackend
+    return cls(tokenizer_object=_AsItIs(backend), name_or_path=str(file.path.parent), **options)
+
+
+def _backend_of(file: GgufFile) -> tuple[Tokenizer, dict[str, object]]:
+    """The tokenizer and the options of its Python side. The vocabulary as Python's strings lives in here only: nothing
+    that stays is made meanwhile, so that their memory becomes free in one piece."""
     metadata, name = file.metadata, file.path.name
-    tokens = metadata.get(_TOKENS)
-    if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
-        raise ValueError(f"{name}: the file has no tokenizer ({_TOKENS})")
     groups = {
         group: {
             ours: metadata[f"tokenizer.{theirs}"] for theirs, ours in names.items() if f"tokenizer.{theirs}" in metadata
@@ -42,7 +49,10 @@ def tokenizer_of(file: GgufFile, config: PreTrainedConfig) -> PreTrainedTokenize
         for group, names in GGUF_TOKENIZER_MAPPING.items()
     }
     description, options = groups["tokenizer"], groups["tokenizer_config"]
-    kind = description.get("tokenizer_type")
+    description = {key: list(value) if isinstance(value, Strings) else value for key, value in description.items()}
+    tokens, kind = description.get("tokens"), description.get("tokenizer_type")
+    if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
+        raise ValueError(f"{name}: the file has no tokenizer ({_TOKENS})")
     if kind == _SENTENCEPIECE:
         options.setdefault("add_bos_token", True)  # files from before the flag
     for option, key in _SPECIAL.items():
@@ -56,10 +66,7 @@ def tokenizer_of(file: GgufFile, config: PreTrainedConfig) -> PreTrainedTokenize
         # Whatever: from metadata that are damaged come the tokenizers package's own types too, over several lines.
         reason = " ".join(str(error).split())
         raise ValueError(f"{name}: transformers cannot build its tokenizer (of kind {kind!r}): {reason}") from error
-    cls = TOKENIZER_MAPPING.get(type(config), None)
-    if cls is None or not issubclass(cls, TokenizersBackend):
-        cls = TokenizersBackend
-    return cls(tokenizer_object=_AsItIs(backend), name_or_path=str(file.path.parent), **options, **more)
+    return backend, {**options, **more}
 
 
 class _AsItIs:

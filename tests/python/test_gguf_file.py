@@ -84,7 +84,10 @@ def test_against_the_gguf_package(tmp_path):
             "numbers": [1, 2, 3],
             "nested": [["a"], ["b", "c"]],
         }
-        assert {key: file.metadata[key] for key in wanted} == wanted
+        metadata = dict(file.metadata)
+        metadata["strings"] = list(metadata["strings"])
+        metadata["nested"] = [list(strings) for strings in metadata["nested"]]
+        assert {key: metadata[key] for key in wanted} == wanted
         assert [(t.name, t.shape, t.type) for t in file.tensors.values()] == [
             ("one", (5,), "F32"),
             ("two", (3, 4), "F32"),
@@ -162,10 +165,18 @@ def test_every_cut_is_an_error(tmp_path):
     """Whatever byte a file ends at, it is said."""
     data = content(entries=[ARCHITECTURE, entry("x", 9, struct.pack("<IQ", 8, 2) + string("ab") + string("c"))])
     with opened(tmp_path, data) as file:
-        assert file.metadata["x"] == ["ab", "c"]
+        assert list(file.metadata["x"]) == ["ab", "c"]
     for length in range(len(data)):
         with pytest.raises(ValueError, match="is no GGUF file|cut off"):
             opened(tmp_path, data[:length])
+
+
+def test_a_string_of_an_array_that_is_not_utf8(tmp_path):
+    strings = struct.pack("<IQ", 8, 2) + string("ab") + struct.pack("<Q", 2) + b"\xff\xfe"
+    with opened(tmp_path, content(entries=[ARCHITECTURE, entry("x", 9, strings)])) as file:
+        assert len(file.metadata["x"]) == 2 and list(file.tensors) == ["a"]
+        with pytest.raises(ValueError, match="^m.gguf: a string of the header is not UTF-8: the file is damaged$"):
+            list(file.metadata["x"])
 
 
 def test_an_error_while_data_are_read_is_what_comes_out(tmp_path):
