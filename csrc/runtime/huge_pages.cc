@@ -14,7 +14,9 @@ namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kRegion = 64 << 20;
-constexpr int64_t kOwnRegion = kRegion / 2;  // blocks from here on have one for themselves
+// Blocks from here on have a region for themselves, which ends with them: their last huge page would be half empty, and
+// is small pages instead, on average a sixteenth of the block at most.
+constexpr int64_t kOwnRegion = kRegion / 4;
 #ifndef MADV_COLLAPSE
 constexpr int MADV_COLLAPSE = 25;  // Linux 6.1; newer than Debian 12's headers
 #endif
