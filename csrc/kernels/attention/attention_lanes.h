@@ -128,6 +128,14 @@ static inline void dot_16_keys(const float* q, const typename Element<T>::type* 
   }
 }
 
+// The same for the columns first .. last - 1 of the scores, 16 at a time. k, scores, ahead: of column 0.
+template <DType T, int kRows>
+static inline void dot_keys(const float* q, const typename Element<T>::type* k, int64_t k_stride, int64_t d,
+                            int64_t first, int64_t last, float* scores, const Ahead& ahead) {
+  for (int64_t i = first; i < last; i += 16)
+    dot_16_keys<T, kRows>(q, k + i * k_stride, k_stride, d, scores + i, ahead.from(i));
+}
+
 // Columns of the scores: of a group, those that any of its rows has and those that all have (core); of a kernel's call,
 // all.
 struct Columns {
@@ -366,36 +374,45 @@ struct AttentionTile {
     return c;
   }
 
+  // Columns that all rows go through before the next ones: a group that is alone needs nobody to find them in the first
+  // cache again.
+  int64_t sub_block() const { return rows > kGroup ? kSubBlock : kScoreStride; }
+
+  // wide: `keys` holds the columns from first on.
   template <int kRows>
-  void group_scores(int64_t row, int64_t first, int64_t last) const {
+  void group_scores(int64_t row, int64_t first, int64_t last, bool wide) const {
     const Columns c = group_columns(row, kRows);
-    for (int64_t i = at_least(c.low, first) / 16 * 16; i < at_most(c.high, last); i += 16) {
-      float* to = scores + row * kScoreStride + i;
-      const Ahead ahead = group_ahead(keys_ahead, row).from(i);
-      if (wide_keys || i + 16 > columns) {
-        dot_16_keys<DType::kF32, kRows>(q + row * d, keys + (i - first) * d, d, d, to, ahead);
-      } else {
-        dot_16_keys<T, kRows>(q + row * d, k(i), a.k_stride, d, to, ahead);
-      }
+    const int64_t low = at_least(c.low, first) / 16 * 16, high = at_most(c.high, last);
+    float* to = scores + row * kScoreStride;
+    const Ahead ahead = group_ahead(keys_ahead, row);
+    if (wide) {
+      dot_keys<DType::kF32, kRows>(q + row * d, keys - first * d, d, d, low, high, to, ahead);
+    } else {
+      dot_keys<T, kRows>(q + row * d, k(0), a.k_stride, d, low, high, to, ahead);
+    }
+  }
+
+  void sub_block_scores(int64_t first, int64_t last, bool wide) const {
+    int64_t row = 0;
+    for (; row + kGroup <= rows; row += kGroup) group_scores<kGroup>(row, first, last, wide);
+    switch (rows - row) {
+      case 3: group_scores<3>(row, first, last, wide); break;
+      case 2: group_scores<2>(row, first, last, wide); break;
+      case 1: group_scores<1>(row, first, last, wide); break;
     }
   }
 
   void block_scores() const {
     if constexpr (T == DType::kI8) slot_scales(k(0), a.k_stride, a.d, columns, key_scales);
-    for (int64_t first = 0; first < columns; first += kSubBlock) {
-      const int64_t last = at_most(first + kSubBlock, columns), whole = first + (last - first) / 16 * 16;
-      // The last few keys are widened in any case, because the products take 16 at a time.
-      const int64_t from = wide_keys ? first : whole;
-      widen<T>(k(from), a.k_stride, last - from, a.d, keys + (from - first) * d);
-      if (last > whole)
-        for (int64_t i = (last - first) * d; i < (whole + 16 - first) * d; i += 16) store(keys + i, zero());
-      int64_t row = 0;
-      for (; row + kGroup <= rows; row += kGroup) group_scores<kGroup>(row, first, last);
-      switch (rows - row) {
-        case 3: group_scores<3>(row, first, last); break;
-        case 2: group_scores<2>(row, first, last); break;
-        case 1: group_scores<1>(row, first, last); break;
-      }
+    // The last few keys are widened in any case, because the products take 16 at a time.
+    const int64_t direct = wide_keys ? 0 : columns / 16 * 16;
+    for (int64_t first = 0; first < direct; first += sub_block())
+      sub_block_scores(first, at_most(first + sub_block(), direct), false);
+    for (int64_t first = direct; first < columns; first += kSubBlock) {
+      const int64_t last = at_most(first + kSubBlock, columns), padded = (last + 15) / 16 * 16;
+      widen<T>(k(first), a.k_stride, last - first, a.d, keys);
+      for (int64_t i = (last - first) * d; i < (padded - first) * d; i += 16) store(keys + i, zero());
+      sub_block_scores(first, last, true);
     }
   }
 
@@ -449,8 +466,9 @@ struct AttentionTile {
       group_softmax(row, count, of_group[row / kGroup]);
     }
     for (int64_t i = 0; i < rows * dv; i += 16) store(block_acc + i, zero());
-    for (int64_t first = 0; first < columns; first += kSubBlock) {
-      const int64_t last = at_most(first + kSubBlock, columns);
+    const int64_t step = wide_values ? kSubBlock : sub_block();
+    for (int64_t first = 0; first < columns; first += step) {
+      const int64_t last = at_most(first + step, columns);
       if (wide_values) widen<T>(v(first), a.v_stride, last - first, a.dv, values);
       int64_t row = 0;
       for (; row + kGroup <= rows; row += kGroup) group_values<kGroup>(row, of_group[row / kGroup], first, last);

@@ -102,26 +102,22 @@ static inline float reduce_add(f32x16 a) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehl_ps(two, two)));
 }
 
-// The first two levels of that tree for four values: quarter i holds the four sums of a[i]. Two values are joined by an
-// addition, a blend (for which any port will do) and one shuffle; x + y = y + x.
+// The first two levels of that tree for four values: quarter i holds the four sums of a[i]. x + y = y + x.
 static inline f32x16 join_4(const f32x16 a[4]) {
+  // A blend, for which any port will do, and one shuffle.
   const auto halves = [](__m512 x, __m512 y) {
     return _mm512_add_ps(_mm512_mask_blend_ps(0xFF00, x, y), _mm512_shuffle_f32x4(x, y, 0x4E));
   };
-  const __m512 x = halves(a[0].v, a[2].v), y = halves(a[1].v, a[3].v);
-  const __m512 other = _mm512_mask_blend_ps(0xF0F0, y, x);
-  return {_mm512_add_ps(_mm512_mask_blend_ps(0xF0F0, x, y), _mm512_shuffle_f32x4(other, other, 0xB1))};
+  const __m512 x = halves(a[0].v, a[1].v), y = halves(a[2].v, a[3].v);
+  return {_mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xDD))};
 }
 
 // The last two: the sums of 16 values, whose first two levels are quarters[i] = join_4(a + 4 i).
 static inline f32x16 reduce_joined(const f32x16 quarters[4]) {
-  const auto pairs = [](__m512 x, __m512 y) {
-    const __m512 other = _mm512_mask_blend_ps(0xAAAA, y, x);
-    return _mm512_add_ps(_mm512_mask_blend_ps(0xAAAA, x, y), _mm512_shuffle_ps(other, other, 0xB1));
+  const auto neighbours = [](__m512 x, __m512 y) {
+    return _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x88), _mm512_shuffle_ps(x, y, 0xDD));
   };
-  const __m512 x = pairs(quarters[0].v, quarters[1].v), y = pairs(quarters[2].v, quarters[3].v);
-  const __m512 other = _mm512_mask_blend_ps(0xCCCC, y, x);
-  const __m512 sums = _mm512_add_ps(_mm512_mask_blend_ps(0xCCCC, x, y), _mm512_shuffle_ps(other, other, 0x4E));
+  const __m512 sums = neighbours(neighbours(quarters[0].v, quarters[1].v), neighbours(quarters[2].v, quarters[3].v));
   // Element 4 i + j is the sum of a[4 j + i].
   return {_mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sums)};
 }
