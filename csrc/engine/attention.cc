@@ -28,7 +28,7 @@ struct AttentionStage {
   int64_t heads, queries;  // of a tile
   int64_t head_tiles, query_tiles, tiles;
   int64_t partials;        // 1: a tile is one unit and joins its blocks as it goes. Otherwise each block has its
-  int64_t run, runs;       // result, and a unit is one of a tile's `runs` runs of `run` neighbouring blocks.
+  int64_t runs;            // result, and a unit is one of a tile's `runs` runs of neighbouring blocks.
   int64_t acc_stride, rows;
   // Results of units, [tiles or members][partials][rows]; a tile that is one unit needs them only while it runs.
   float *max, *sum, *acc;
@@ -218,7 +218,9 @@ void whole_tile(const AttentionStage& s, int64_t unit, int member) {
 }
 
 void run_of_blocks(const AttentionStage& s, int64_t unit, int member) {
-  const int64_t tile = unit / s.runs, first = unit % s.runs * s.run, last = std::min(first + s.run, s.partials);
+  // Equally long runs, so that equal numbers of units are equal work: no short one at the end of each tile.
+  const int64_t tile = unit / s.runs, run = unit % s.runs;
+  const int64_t first = run * s.partials / s.runs, last = (run + 1) * s.partials / s.runs;
   const Tile t = tile_of(s, tile);
   for (int64_t block = first; block < last; ++block) {
     const int64_t at = (tile * s.partials + block) * s.rows;
@@ -255,8 +257,7 @@ UnitShape add_attention(Program& program, const AttentionCall& call, bool follow
   const int64_t longest = c.window > 0 ? std::min(c.window, c.keys) : c.keys;
   const bool split = program.members() > 1 && s.tiles < 4 * program.members();
   s.partials = split ? std::max<int64_t>(1, ceil_div(longest, kAttentionBlock)) : 1;
-  s.run = std::max<int64_t>(1, s.tiles * s.partials / (kUnitsPerMember * program.members()));
-  s.runs = ceil_div(s.partials, s.run);
+  s.runs = ceil_div(s.partials, std::max<int64_t>(1, s.tiles * s.partials / (kUnitsPerMember * program.members())));
   const int64_t results = (s.partials > 1 ? s.tiles * s.partials : program.members()) * s.rows;
   s.max = program.scratch<float>(results);
   s.sum = program.scratch<float>(results);
