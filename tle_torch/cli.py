@@ -64,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--quantize-head", action="store_true", help="also pack the language-model head")
         command.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="of activations (default bfloat16)")
         command.add_argument("--kv-dtype", choices=["int8"], help="of the cache (default: that of activations)")
+        command.add_argument("--calibration", type=Path, metavar="FILE",
+                             help="a text that says how to quantise the model with less error (no GGUF files)")
         command.add_argument("--max-new-tokens", type=_positive, default=512)
         command.add_argument("--sample", action="store_true",
                              help="sample, with the model's own settings (default: greedy)")
@@ -114,10 +116,14 @@ def _load(options: argparse.Namespace, console: Console):
     begin = time.perf_counter()
     with console.status(f"loading {options.model}"):
         if path.is_file():
+            if options.calibration is not None:
+                raise ValueError(f"--calibration: {options.model} is quantised already")
             model, tokenizer = tle_torch.from_gguf(options.model, options.scheme, dtype=dtype, progress=False, **patch)
         else:
             tokenizer = AutoTokenizer.from_pretrained(options.model)
             model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype).eval()
+            if options.calibration is not None:
+                patch["calibration"] = _calibration_ids(options.calibration, tokenizer)
             tle_torch.patch_model(model, options.scheme or weights.DEFAULT_SCHEME, progress=False, **patch)
     report = model.tle_patch.report
     if options.report:
@@ -128,6 +134,14 @@ def _load(options: argparse.Namespace, console: Console):
         style="dim",
     )
     return model, tokenizer
+
+
+def _calibration_ids(path: Path, tokenizer) -> torch.Tensor:
+    """The first 2,048 tokens of a text, or as many as it has, in rows of 32 (see patch_model)."""
+    ids = tokenizer(path.read_text(encoding="utf-8"), return_tensors="pt")["input_ids"][0, :2048]
+    if len(ids) < 32:
+        raise ValueError(f"{path} has {len(ids)} tokens, calibration needs at least 32")
+    return ids[: len(ids) // 32 * 32].view(-1, 32)
 
 
 def _answer(model, tokenizer, inputs, options: argparse.Namespace, console: Console, **kwargs) -> torch.Tensor:

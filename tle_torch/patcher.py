@@ -27,6 +27,7 @@ from tle_torch import probes, threads, weights
 from tle_torch.attention import NAME as ATTENTION
 from tle_torch.cache import check_dtype, supports_config
 from tle_torch.decode import PatchedDecoder, Router, self_check
+from tle_torch.equalize import Equalised, check_calibration, equalise, mean_squares, readings_of, restore
 from tle_torch.families import Family, family_of
 from tle_torch.few_operators import SummedProducts, near
 from tle_torch.layers import (
@@ -59,6 +60,7 @@ def patch_model(
     keep_original: bool = False,
     exclude: Sequence[str] = (),
     kv_dtype: torch.dtype | None = None,
+    calibration: torch.Tensor | None = None,
     progress: bool | Callable[[int, int, str], None] | None = None,
 ) -> Report:
     """Makes a model run on TLE's kernels, in place.
@@ -83,6 +85,12 @@ def patch_model(
         exclude: patterns (as in fnmatch) of module names to leave alone.
         kv_dtype: of the caches that the model makes by itself (see `tle_torch.Cache`): None keeps keys and values as
             they are, torch.int8 in about half the bytes of bf16.
+        calibration: token ids, int64 or int32 [B, T], of text like what the model will read, 2,048 or so. The
+            unquantised model reads each row from its beginning, which hooks see, and channels of normed hidden states
+            that are large there are made smaller before they are quantised, and the weights that read them larger
+            (tle_torch/equalize.py). The weights of these norms and Linears are then the checkpoint's times powers of
+            two, and only together mean the same: do not load the checkpoint's, or adapters made for it, into some of
+            them.
         progress: True or False shows a progress bar or none; None shows one for models of 1 GiB and more. A function is
             called with (modules done, modules in all, name).
 
@@ -92,8 +100,10 @@ def patch_model(
     Raises:
         TypeError: `model` is no module, or an argument has another type.
         ValueError: unknown scheme or `kv_dtype`; a `kv_dtype` for a model without a decoder of a known family; a weight
-            on another device; nothing to patch; the model is inside `with
-            disabled(...)`. Nothing is changed then.
+            on another device; nothing to patch; the model is inside `with disabled(...)`. `calibration` is empty, of
+            another shape, holds an id that the embedding does not have, or makes values that are not finite; the scheme
+            quantises nothing, the model is patched already, or has no Linears that calibration could help. Nothing is
+            changed then.
     """
     if not isinstance(model, nn.Module):
         what = "a path: load it first, or use tle_torch.from_gguf" if isinstance(model, str) else type(model).__name__
@@ -103,11 +113,15 @@ def patch_model(
         raise TypeError("exclude takes a sequence of patterns, got a string")
     check_progress(progress)
     check_dtype(kv_dtype, "kv_dtype")
+    if calibration is not None and scheme == weights.UNQUANTIZED:
+        raise ValueError(f"calibration: the scheme {scheme!r} quantises nothing")
     refuse_disabled(model)
     _check_devices(model)
     if kv_dtype is not None and not any(family_of(module) is not None for module in model.modules()):
         raise ValueError(f"kv_dtype: this {type(model).__name__} has no decoder of a known family to make a cache")
     scan = _Scan(model, scheme, quantize_head, tuple(exclude))
+    if calibration is not None and scan.patched_before:
+        raise ValueError("calibration reads the unquantised model: unpatch_model first")
     report = Report(scheme=scheme, isa=_C.isa(), threads=_C.get_num_threads(), left_alone=scan.left_alone)
     report.bytes_before = report.bytes_after = _bytes_of(model)
     if not scan.actions:
@@ -126,7 +140,9 @@ def patch_model(
             f"them."
         )
 
+    equalised = [] if calibration is None else _equalised(model, scan, calibration, exclude, report)
     record = _patch_record(model)
+    record.equalised += equalised
     threads.pin_torch(model)
     _own_configs(model, record)
     with progress_of(progress, report.bytes_before, len(scan.actions)) as advance:
@@ -167,6 +183,8 @@ def unpatch_model(model: nn.Module, *, dequantize: bool = False) -> None:
         for module in modules:
             if isinstance(module, PatchedModule):
                 module.tle_restore()
+        for equalised in record.equalised:
+            restore(equalised)
         parameters = dict(root.named_parameters())
         for name in record.requires_grad:
             if name in parameters:
@@ -384,7 +402,7 @@ class _Scan:
         self.patched_before = 0
         self.adapters: list[str] = []
         self._scheme, self._quantize_head = scheme, quantize_head
-        self._tied = _tied_parameters(model)
+        self.tied = _tied_parameters(model)
         self._heads = _heads(model)
         self._families = [family for _, module in model.named_modules() if (family := family_of(module)) is not None]
         self._proven: dict[tuple, object] = {}
@@ -469,7 +487,7 @@ class _Scan:
             self._leave(name, module, reason)
             return
         weight = module._parameters["weight"]
-        is_head, is_tied = id(module) in self._heads, id(weight) in self._tied
+        is_head, is_tied = id(module) in self._heads, id(weight) in self.tied
         if isinstance(module, GgufLinear):
             groups = _group_order(module.input_permutation)
             if (groups is not None or module.input_permutation is None) and self._takes_blocks(name, module, groups):
@@ -591,6 +609,42 @@ def _bytes_of(model: nn.Module) -> int:
     return sum(map(_size, itertools.chain(model.parameters(), model.buffers(), kept)))
 
 
+def _equalised(
+    model: nn.Module, scan: _Scan, ids: torch.Tensor, exclude: Sequence[str], report: Report
+) -> list[Equalised]:
+    """Equalises the channels of a model that is about to be quantised, by what it computes of `ids`.
+
+    Raises:
+        TypeError, ValueError: as patch_model. Nothing is changed then.
+    """
+    norms = {
+        id(action.module)
+        for action in scan.actions
+        if isinstance(action, _Norm) and action.kind != "gemma" and id(action.module.weight) not in scan.tied
+    }
+    linears = {id(a.module) for a in scan.actions if isinstance(a, _Quantize) and type(a.module) is nn.Linear}
+    readings = list(readings_of(model, norms, linears))
+    if not readings:
+        raise ValueError(
+            f"calibration cannot help this {type(model).__name__}: it takes a decoder of a known family whose Linears "
+            f"get quantised from floats"
+        )
+    check_calibration(ids, [reading.decoder for reading in readings])
+    # On TLE's kernels, so that the scales are the same on every machine.
+    patch_model(model, weights.UNQUANTIZED, exclude=exclude, progress=False)
+    try:
+        squares = mean_squares(readings, ids)
+    finally:
+        unpatch_model(model)
+    done = [found for pair in zip(readings, squares) if (found := equalise(*pair)) is not None]
+    report.calibration_tokens = ids.numel()
+    report.notes.append(
+        f"Equalised by {ids.numel()} calibration tokens: {len(done)} of {len(readings)} norms and the Linears that "
+        f"read them; the others would not gain. Norms, Linears and adapters of the checkpoint do not fit one by one."
+    )
+    return done
+
+
 # ---- the second pass: what concerns the model as a whole ----
 
 
@@ -603,12 +657,14 @@ class PatchRecord:
         attention: (config, its attention implementation before).
         requires_grad: names of parameters that wanted gradients.
         report: what patch_model returned last.
+        equalised: what calibration did to the weights.
     """
 
     configs: list[tuple[PreTrainedConfig, PreTrainedConfig]] = field(default_factory=list)
     attention: list[tuple[PreTrainedConfig, str | None]] = field(default_factory=list)
     requires_grad: list[str] = field(default_factory=list)
     report: Report | None = None
+    equalised: list[Equalised] = field(default_factory=list)
 
     def restore_configs(self, modules: Iterable[nn.Module]) -> None:
         """Gives attention back, and each config object to its modules unless the copy was changed meanwhile."""

@@ -17,6 +17,9 @@ EXPECTED_COST = {
     "w8a8-a32": (0.0058, 0.053),
     "w8a8-g32": (0.0043, 0.050),
     "w4a8-g32": (0.2726, 0.282),
+    "w8a8 with calibration": (0.0139, 0.083),
+    "w8a8-a32 with calibration": (0.0046, 0.050),
+    "w8a8-g32 with calibration": (0.0029, 0.043),
 }
 
 __all__ = ["LeftAlone", "Replaced", "Report", "Verification"]
@@ -53,6 +56,7 @@ class Report:
         whole_step: per decoder (by name), None if its steps run in one call, else why they run module by module.
         notes: sentences about the model as a whole.
         isa, threads: the instruction-set level and thread count in force.
+        calibration_tokens: how many the model was equalised by; 0: it was not.
         bytes_before, bytes_after: of all parameters and buffers of the model, counted once where shared.
     """
 
@@ -63,6 +67,7 @@ class Report:
     left_alone: list[LeftAlone] = field(default_factory=list)
     whole_step: dict[str, str | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    calibration_tokens: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
 
@@ -91,11 +96,12 @@ class Report:
         for name, reason in self.whole_step.items():
             how = "one call" if reason is None else f"module by module, because {reason}"
             parts.append(Text(f"A step of {name or 'the model'} runs as {how}."))
-        if self.scheme in EXPECTED_COST:
-            kl, changed = EXPECTED_COST[self.scheme]
+        scheme = f"{self.scheme} with calibration" if self.calibration_tokens else self.scheme
+        if scheme in EXPECTED_COST:
+            kl, changed = EXPECTED_COST[scheme]
             parts.append(
                 Text(
-                    f"{self.scheme} costs SmolLM2-135M a mean KL divergence of {kl:.4f} nats and changes "
+                    f"{scheme} costs SmolLM2-135M a mean KL divergence of {kl:.4f} nats and changes "
                     f"{changed:.1%} of its most likely tokens; tle_torch.verify measures it on this model."
                 )
             )

@@ -24,6 +24,8 @@ def folder(tmp_path_factory):
     )
     tokenizer.save_pretrained(path)
     tiny.build("llama", torch.bfloat16).save_pretrained(path)
+    (path / "few.txt").write_text("w5 w6")
+    (path / "text.txt").write_text(" ".join(f"w{3 + i % 150}" for i in range(100)))
     return path
 
 
@@ -45,6 +47,12 @@ def test_generate(folder, capsys, raw):
     output = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=7, do_sample=False)
     answer = tokenizer.decode(output[0, len(prompt.split()) :], skip_special_tokens=True)
     assert "".join(answer.split()) in "".join(text.split())
+
+
+def test_calibration(folder, capsys):
+    calibrated = ["--calibration", str(folder / "text.txt"), "--report"]
+    assert cli.main(["generate", str(folder), "w5 w6", "--max-new-tokens", "3", *calibrated]) == 0
+    assert "Equalised by 96 calibration tokens" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("options", [[], ["--kv-dtype", "int8"]])
@@ -78,6 +86,8 @@ def test_chat_reuses_the_cache_and_says_the_same(folder, capsys, monkeypatch, op
         (["generate", "{folder}", "", "--raw"], "the prompt is empty"),
         (["generate", __file__, "w5"], "no GGUF file"),
         (["generate", "{folder}", "w5", "--scheme", "w3"], "unknown scheme"),
+        (["generate", __file__, "w5", "--calibration", __file__], "is quantised already"),
+        (["generate", "{folder}", "w5", "--calibration", "{folder}/few.txt"], "few.txt has 2 tokens"),
         (["--threads", "0", "info"], "at least 1"),
         (["--threads", "513", "info"], "must be in 1 .. 512"),
     ],
