@@ -3,6 +3,7 @@
 
     python benchmarks/accuracy.py [--model FOLDER_OR_GGUF] [--scheme w8a8] [--text FILE] [--tokens 2048] [--json FILE]
     python benchmarks/accuracy.py --reference float32 --scheme w8a8-g32 --scheme file --peer Q8_0 --peer Q4_1
+    python benchmarks/accuracy.py --reference float32 --dtype float32 --scheme w8a8-a32+cal --peer Q8_0
 
 The text (by default data/text.txt: English and Python, written for this purpose) is cut into windows that the model
 reads one by one. At every position the distribution of the reference, the model in bf16 (or fp32) as transformers runs
@@ -82,14 +83,16 @@ def load(path: Path, dtype: torch.dtype):
     return model.eval(), AutoTokenizer.from_pretrained(folder, **where)
 
 
-def patched_model(path: Path, scheme: str, dtype: torch.dtype):
+def patched_model(path: Path, scheme: str, dtype: torch.dtype, calibration: Path):
     """The model with activations of `dtype`, patched. `+head`: its head quantised too, as llama.cpp's files have it;
-    `+kv8`: with keys and values as int8."""
+    `+kv8`: with keys and values as int8; `+cal`: calibrated."""
     scheme, *more = scheme.split("+")
     settings = {"kv_dtype": torch.int8 if "kv8" in more else None, "progress": False}
     if scheme == "file":
         return tle_torch.from_gguf(path, dtype=dtype, **settings)[0]
-    model = load(path, dtype)[0]
+    model, tokenizer = load(path, dtype)
+    if "cal" in more:
+        settings["calibration"] = windows_of(calibration.read_text(), tokenizer, 2048, 32)
     tle_torch.patch_model(model, scheme, quantize_head="head" in more, **settings)
     return model
 
@@ -110,12 +113,14 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="a model folder or a GGUF file (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--scheme", action="append",
                         help="of patch_model, with +head for its head too, or `file`; +kv8: with int8 keys and values; "
-                        "several times (default: w8a8)")
+                        "+cal: calibrated; several times (default: w8a8)")
     parser.add_argument("--peer", action="append", default=[],
                         help="a file type of llama.cpp: Q8_0, Q4_0 or Q4_1; several times")
     parser.add_argument("--reference", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16",
                         help="activations of the patched models")
+    parser.add_argument("--calibration", type=Path, default=HERE.parent / "LICENSE",
+                        help="whose first 2,048 tokens +cal reads, 32 at a time (default: the licence)")
     parser.add_argument("--text", type=Path, default=HERE / "data" / "text.txt")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--window", type=int, default=512, help="tokens per window")
@@ -140,7 +145,7 @@ def main() -> int:
                 grid = cost(f"{scheme} fake-quantised, eager", reference, logits(faked, windows))
                 costs.append(grid)
                 del faked
-            patched = patched_model(path, scheme, getattr(torch, options.dtype))
+            patched = patched_model(path, scheme, getattr(torch, options.dtype), options.calibration)
             costs.append(cost(f"{scheme} patched, {options.dtype}", reference, logits(patched, windows)))
             patched_costs.append(costs[-1])
             same = options.reference == options.dtype  # otherwise the difference of the dtypes is in it
