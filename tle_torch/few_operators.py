@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 __all__ = ["SummedProducts", "near"]
 
 _MATMUL = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOST_PRODUCTS = 1 << 20  # 4 MB of them
 
 
@@ -21,11 +22,13 @@ def near(got: torch.Tensor, wanted: torch.Tensor, *, rtol: float = 0.0, atol: fl
     near to nothing."""
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return False
-    return ((got - wanted).abs() - rtol * wanted.abs()).max().item() <= atol
+    excess = (got - wanted).abs() - rtol * wanted.abs()
+    return excess.numel() == 0 or excess.max().item() <= atol
 
 
 class SummedProducts(TorchFunctionMode):
-    """While it is active, `matmul` and `linear` of small operands multiply element by element and sum in fp32."""
+    """While it is active, `matmul` and `linear` of small operands multiply element by element and sum in fp32. What
+    torch would refuse, it refuses."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -39,9 +42,10 @@ class SummedProducts(TorchFunctionMode):
 
 
 def _is_small(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether all products of two (batches of) matrices may be in memory at once."""
-    matrices = a.dim() >= 2 and b.dim() >= 2
-    return matrices and max(a.numel() * b.shape[-1], b.numel() * a.shape[-2]) <= _MOST_PRODUCTS
+    """Whether `_product` takes two (batches of) matrices, and all their products may be in memory at once."""
+    if a.dim() < 2 or b.dim() < 2 or a.shape[-1] != b.shape[-2] or a.dtype != b.dtype or a.dtype not in _DTYPES:
+        return False
+    return max(a.numel() * b.shape[-1], b.numel() * a.shape[-2]) <= _MOST_PRODUCTS
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

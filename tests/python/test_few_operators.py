@@ -19,6 +19,7 @@ def test_near():
         assert not near(other, wanted, rtol=1.0, atol=100.0) and not near(other, other, rtol=1.0, atol=100.0)
     assert not near(wanted.double(), wanted, atol=1.0) and not near(wanted[:2], wanted, atol=1.0)
     assert not near(wanted.view(1, 3), wanted, atol=1.0)
+    assert near(wanted[:0], wanted[:0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -40,3 +41,24 @@ def test_what_is_not_a_small_product_is_left_to_torch():
     with SummedProducts():
         got = a @ a, a @ vector, layer(a), layer(vector), torch.softmax(a, -1)
     assert all(torch.equal(g, w) for g, w in zip(got, wanted))
+
+
+@pytest.mark.parametrize("a, b", [
+    (torch.ones(2, 3, 1), torch.ones(2, 8, 4)),
+    (torch.ones(3, 8), torch.ones(1, 4)),
+    (torch.ones(3, 8), torch.ones(8, 4, dtype=torch.float64)),
+    (torch.ones(3, 8, dtype=torch.bfloat16), torch.ones(8, 4)),
+])
+def test_what_torch_refuses_is_refused(a, b):
+    with SummedProducts():
+        for multiply in (torch.matmul, lambda a, b: torch.nn.functional.linear(a, b.mT)):
+            with pytest.raises(RuntimeError):
+                multiply(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_other_dtypes_are_left_to_torch(dtype):
+    a, b = torch.randn(3, 8, dtype=dtype), torch.randn(8, 4, dtype=dtype)
+    with SummedProducts():
+        got = a @ b
+    assert got.dtype == dtype and torch.equal(got, a @ b)
