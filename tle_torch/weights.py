@@ -140,8 +140,10 @@ def trim_heap() -> None:
     # that the user has frozen stay so.
     if gc.get_freeze_count() == 0:
         gc.freeze()
-        gc.collect()
-        gc.unfreeze()
+        try:
+            gc.collect()
+        finally:
+            gc.unfreeze()
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(ctypes.c_size_t(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import gguf
 import numpy as np
@@ -14,7 +15,7 @@ from transformers.integrations.gguf.utils import GgufEmbedding, GgufLinear
 
 import tiny
 import tle_torch
-from tle_torch import layers
+from tle_torch import layers, weights
 
 IDS = tiny.tokens(1, 9, vocabulary=100)
 
@@ -360,3 +361,14 @@ def test_a_packed_embedding_and_the_head_that_is_tied_to_it(keep):
     tle_torch.unpatch_model(model, dequantize=True)
     assert type(model.lm_head) is torch.nn.Linear and type(model.model.embed_tokens) is torch.nn.Embedding
     assert torch.allclose(logits(model), expected, atol=1e-3)
+
+
+def test_collection_that_is_interrupted_leaves_nothing_frozen(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert gc.get_freeze_count() == 0
+    monkeypatch.setattr(gc, "collect", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        weights.trim_heap()
+    assert gc.get_freeze_count() == 0
