@@ -7,9 +7,10 @@ and the weights of the Linears that read it (q, k and v, or gate and up) are mul
 
     x = w * rms_normed(h),  y = A x      ->      x' = (w / s) * rms_normed(h),  y = (A s) x'
 
-With s a power of two every product and sum keeps its bits: the float model computes what it did before. How large s is
-is SmoothQuant's question (Xiao et al., 2022, arXiv:2211.10438, equation 4 with alpha = 1/2), answered with the root
-mean square over calibration tokens where the paper has the largest |x_k|:
+With s a power of two every product and sum keeps its bits: the float model computes what it did before (in fp16, but
+for channels that 1 / s takes below its smallest normal number). How large s is is SmoothQuant's question (Xiao et al.,
+2022, arXiv:2211.10438, equation 4 with alpha = 1/2), answered with the root mean square over calibration tokens where
+the paper has the largest |x_k|:
 
     s_k = sqrt(rms(x_k) / max_n |A_nk|), over the same of the medians of both, rounded to a power of two
 """
@@ -26,6 +27,7 @@ from torch import nn
 
 from tle_torch import weights
 from tle_torch.families import family_of
+from tle_torch.hooks import has_user_hooks
 
 __all__ = ["Equalised", "Reading", "check_calibration", "equalise", "mean_squares", "readings_of", "restore"]
 
@@ -69,13 +71,14 @@ def check_calibration(ids: torch.Tensor, decoders: list[nn.Module]) -> None:
     if ids.device.type != "cpu":
         raise ValueError(f"calibration is on {ids.device}: tle_torch runs on the CPU")
     low, high = int(ids.min()), int(ids.max())
-    size = min(decoder.get_input_embeddings().num_embeddings for decoder in decoders)
+    size = min(decoder.get_input_embeddings().weight.shape[0] for decoder in decoders)
     if low < 0 or high >= size:
         raise ValueError(f"calibration holds the ids {low} .. {high}, the embedding has 0 .. {size - 1}")
 
 
 def readings_of(model: nn.Module, norms: set[int], linears: set[int]) -> Iterator[Reading]:
-    """The norms in decoders of known families that can be equalised.
+    """The norms in decoders of known families that can be equalised: where no hook and no forward put on an instance
+    sees, or changes, what the norm hands to the Linears.
 
     Args:
         norms: ids of norms that multiply by their weight (not by 1 + w), which no other module has.
@@ -86,20 +89,24 @@ def readings_of(model: nn.Module, norms: set[int], linears: set[int]) -> Iterato
         if family is None:
             continue
         for layer in getattr(decoder, family.layers):
+            if "forward" in vars(layer) or not family.is_made_of(layer, "layer"):
+                continue
             attention, mlp = getattr(layer, family.self_attention), getattr(layer, family.feed_forward)
             for norm_name, part, module, names in (
                 (family.input_norm, "attention", attention, (family.q, family.k, family.v)),
                 (family.post_norm, "mlp", mlp, (family.gate, family.up)),
             ):
-                if family.is_made_of(layer, "layer") and family.is_made_of(module, part):
+                if family.is_made_of(module, part):
                     norm, readers = getattr(layer, norm_name), [getattr(module, name) for name in names]
-                    if id(norm) in norms and all(id(linear) in linears for linear in readers):
+                    known = id(norm) in norms and all(id(linear) in linears for linear in readers)
+                    if known and not any(map(has_user_hooks, (norm, module, *readers))):
                         yield Reading(decoder, norm, readers)
 
 
 @torch.no_grad()
 def mean_squares(readings: list[Reading], ids: torch.Tensor) -> list[torch.Tensor]:
-    """The mean square of each channel over all tokens: fp32 [K] for each reading.
+    """The mean square of each channel over all tokens: fp32 [K] for each reading, zeros where the decoder leaves the
+    layer out.
 
     Args:
         readings: of a model that is patched but not quantised, so that it computes the same on every machine.
@@ -108,15 +115,15 @@ def mean_squares(readings: list[Reading], ids: torch.Tensor) -> list[torch.Tenso
     Raises:
         ValueError: a value is not finite.
     """
-    sums: dict[nn.Module, torch.Tensor] = {}
+    first = [reading.linears[0] for reading in readings]
+    sums = {linear: torch.zeros(linear.weight.shape[1], dtype=torch.float32) for linear in first}
 
     def add(linear: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
-        total = _column_sums(arguments[0].flatten(0, -2).float().square())
-        sums[linear] = sums[linear] + total if linear in sums else total
+        sums[linear] += _column_sums(arguments[0].flatten(0, -2).float().square())
 
     decoders = {id(reading.decoder): reading.decoder for reading in readings}.values()
     training = [(module, module.training) for decoder in decoders for module in decoder.modules()]
-    hooks = [reading.linears[0].register_forward_pre_hook(add) for reading in readings]
+    hooks = [linear.register_forward_pre_hook(add) for linear in first]
     try:
         for decoder in decoders:
             decoder.eval()
@@ -127,7 +134,7 @@ def mean_squares(readings: list[Reading], ids: torch.Tensor) -> list[torch.Tenso
             hook.remove()
         for module, mode in training:
             module.training = mode
-    found = [sums[reading.linears[0]] / ids.numel() for reading in readings]
+    found = [sums[linear] / ids.numel() for linear in first]
     if not all(torch.isfinite(squares).all() for squares in found):
         raise ValueError("calibration: the model computes values that are not finite, or too large to be squared")
     return found
@@ -149,19 +156,20 @@ def equalise(reading: Reading, squares: torch.Tensor) -> Equalised | None:
     ):
         return None
     parts = [(reading.norm, 1 / scales), *((linear, scales) for linear in reading.linears)]
-    if not all(_is_exact(module.weight, factors) for module, factors in parts):
+    products = [_exact_product(module.weight, factors) for module, factors in parts]
+    if any(product is None for product in products):
         return None
-    for module, factors in parts:
-        _multiply(module, factors)
+    for (module, _), product in zip(parts, products):
+        _replace(module, product)
     return Equalised(reading.norm, reading.linears, scales)
 
 
 @torch.no_grad()
 def restore(equalised: Equalised) -> None:
     """Undoes `equalise`, on whatever weights the modules have by now."""
-    _multiply(equalised.norm, equalised.scales)
-    for linear in equalised.linears:
-        _multiply(linear, 1 / equalised.scales)
+    parts = [(equalised.norm, equalised.scales), *((linear, 1 / equalised.scales) for linear in equalised.linears)]
+    for module, factors in parts:
+        _replace(module, module.weight * factors.to(module.weight.dtype))
 
 
 def _scales(squares: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
@@ -199,20 +207,20 @@ def _expected_error(linears: list[nn.Module], squares: torch.Tensor, scales: tor
 
 def _column_sums(values: torch.Tensor) -> torch.Tensor:
     """[K], of fp32 [N, K], on an operator whose order of additions is the same on every machine."""
-    return torch.ops.tle.linear(torch.ones(1, len(values)), values.T.contiguous(), values.shape[1])[0]
+    return torch.ops.tle.linear(values.new_ones(1, len(values)), values.T.contiguous(), values.shape[1])[0]
 
 
-def _is_exact(weight: torch.Tensor, factors: torch.Tensor) -> bool:
-    """Whether a product with powers of two can be undone: it is finite, and no bit falls below the smallest number."""
+def _exact_product(weight: torch.Tensor, factors: torch.Tensor) -> torch.Tensor | None:
+    """A weight times powers of two, one for each element of its last dimension; None if that cannot be undone: it is
+    not finite, or a bit falls below the smallest number."""
     factors = factors.to(weight.dtype)
     product = weight * factors
-    return bool(torch.isfinite(product).all()) and torch.equal(product / factors, weight)
+    return product if torch.isfinite(product).all() and torch.equal(product / factors, weight) else None
 
 
-def _multiply(module: nn.Module, factors: torch.Tensor) -> None:
-    """Replaces a module's weight by its product with powers of two, one for each element of the last dimension."""
+def _replace(module: nn.Module, product: torch.Tensor) -> None:
+    """Gives a module a new weight."""
     weight = module._parameters["weight"]
-    product = weight.detach() * factors.to(weight.dtype)
     module._parameters["weight"] = nn.Parameter(product, requires_grad=weight.requires_grad)
     # Nobody else may be reading what was dropped: this frame and getrefcount's argument hold it.
     if sys.getrefcount(weight) <= 2:

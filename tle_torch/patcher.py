@@ -88,9 +88,10 @@ def patch_model(
         calibration: token ids, int64 or int32 [B, T], of text like what the model will read, 2,048 or so. The
             unquantised model reads each row from its beginning, which hooks see, and channels of normed hidden states
             that are large there are made smaller before they are quantised, and the weights that read them larger
-            (tle_torch/equalize.py). The weights of these norms and Linears are then the checkpoint's times powers of
-            two, and only together mean the same: do not load the checkpoint's, or adapters made for it, into some of
-            them.
+            (tle_torch/equalize.py). The weights of these norms and Linears are then new parameters, the checkpoint's
+            times powers of two, and only together mean the same: do not load the checkpoint's, or adapters made for it,
+            into some of them. Where a hook or a forward put on an instance would meet the difference, nothing is
+            changed.
         progress: True or False shows a progress bar or none; None shows one for models of 1 GiB and more. A function is
             called with (modules done, modules in all, name).
 
@@ -183,8 +184,11 @@ def unpatch_model(model: nn.Module, *, dequantize: bool = False) -> None:
         for module in modules:
             if isinstance(module, PatchedModule):
                 module.tle_restore()
+        present = set(modules)
         for equalised in record.equalised:
-            restore(equalised)
+            # The others stay in step with a module that was put in the place of one of them.
+            if present.issuperset((equalised.norm, *equalised.linears)):
+                restore(equalised)
         parameters = dict(root.named_parameters())
         for name in record.requires_grad:
             if name in parameters:
@@ -630,13 +634,22 @@ def _equalised(
             f"get quantised from floats"
         )
     check_calibration(ids, [reading.decoder for reading in readings])
-    # On TLE's kernels, so that the scales are the same on every machine.
-    patch_model(model, weights.UNQUANTIZED, exclude=exclude, progress=False)
+    # On TLE's kernels, so that the scales are the same on every machine. What is packed all the same, GGUF blocks, has
+    # to come back.
+    patch_model(model, weights.UNQUANTIZED, keep_original=True, exclude=exclude, progress=False)
     try:
         squares = mean_squares(readings, ids)
     finally:
         unpatch_model(model)
-    done = [found for pair in zip(readings, squares) if (found := equalise(*pair)) is not None]
+    done: list[Equalised] = []
+    try:
+        for pair in zip(readings, squares):
+            if (found := equalise(*pair)) is not None:
+                done.append(found)
+    except BaseException:  # no memory for a weight, or the user's patience
+        for found in done:
+            restore(found)
+        raise
     report.calibration_tokens = ids.numel()
     report.notes.append(
         f"Equalised by {ids.numel()} calibration tokens: {len(done)} of {len(readings)} norms and the Linears that "

@@ -7,10 +7,13 @@ import copy
 import math
 
 import golden_cases as golden
+import gguf
+import peft
 import pytest
 import torch
 import transformers as hf
 from checks import same_everywhere
+from test_gguf_models import packed_linear
 
 import tiny
 import tle_torch
@@ -214,6 +217,155 @@ def test_excluded_modules_stay():
         same = torch.equal(layer.post_attention_layernorm.weight,
                            before[f"model.layers.{i}.post_attention_layernorm.weight"])
         assert same == (i == 1)
+
+
+def steer(model):
+    """What a norm gives is shifted."""
+    model.model.layers[0].input_layernorm.register_forward_hook(lambda module, inputs, output: output + 1.0)
+
+
+def bypass(model):
+    """Another Linear beside the query's, as adapters by hand are made."""
+    other = torch.nn.Linear(64, 64)
+    model.model.layers[0].self_attn.q_proj.register_forward_hook(lambda module, x, y: y + other(x[0]))
+
+
+def see_inside(model):
+    def prepare(module, args, kwargs):
+        return args, {**kwargs, "hidden_states": kwargs["hidden_states"].clamp(-1, 1)}
+
+    model.model.layers[0].self_attn.register_forward_pre_hook(prepare, with_kwargs=True)
+
+
+def own_attention(model):
+    attention = model.model.layers[0].self_attn
+    theirs = attention.forward
+
+    def forward(hidden_states, *args, **kwargs):
+        result, weights = theirs(hidden_states, *args, **kwargs)
+        return result + hidden_states, weights
+
+    attention.forward = forward
+
+
+def own_layer(model):
+    layer = model.model.layers[0]
+    theirs = layer.forward
+    layer.forward = lambda hidden_states, *args, **kwargs: (
+        theirs(hidden_states, *args, **kwargs) + layer.input_layernorm(hidden_states)
+    )
+
+
+@pytest.mark.parametrize("change, norms", [(steer, 5), (bypass, 5), (see_inside, 5), (own_attention, 5), (own_layer, 4)])
+def test_what_hooks_and_forwards_of_instances_see_stays(change, norms):
+    model = with_outliers("llama")
+    change(model)
+    reference = logits(model)
+    tle_torch.patch_model(model, calibration=IDS, keep_original=True)
+    assert len(model.tle_patch.equalised) == norms
+    with tle_torch.disabled(model):
+        torch.testing.assert_close(logits(model), reference, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_that_the_config_leaves_out_stay():
+    model = with_outliers("llama")
+    model.config.num_hidden_layers = 2
+    last = model.model.layers[2].input_layernorm.weight
+    tle_torch.patch_model(model, calibration=IDS)
+    assert len(model.tle_patch.equalised) == 4 and model.model.layers[2].input_layernorm.weight is last
+
+
+class Skip(torch.nn.Module):
+    """In the place of a layer."""
+
+    def forward(self, hidden_states, **kwargs):
+        return hidden_states
+
+
+def test_layers_of_another_kind():
+    model = with_outliers("llama")
+    model.model.layers[1] = Skip()
+    tle_torch.patch_model(model, calibration=IDS)
+    assert len(model.tle_patch.equalised) == 4
+
+
+def test_embedding_with_an_adapter():
+    model = peft.get_peft_model(with_outliers("llama"), peft.LoraConfig(r=4, target_modules=["embed_tokens"]))
+    assert tle_torch.patch_model(model, calibration=IDS).calibration_tokens == IDS.numel()
+    tle_torch.unpatch_model(model, dequantize=True)
+    with pytest.raises(ValueError, match=r"the embedding has 0 \.\. 159"):
+        tle_torch.patch_model(model, calibration=IDS + 160)
+
+
+def test_other_weights_are_blocks_of_a_file():
+    """Which are packed whatever the scheme is."""
+    def with_blocks():
+        model = with_outliers("llama")
+        for layer in model.model.layers:
+            layer.mlp.down_proj = packed_linear(64, 96, gguf.GGMLQuantizationType.Q8_0)[0]
+        return model
+
+    report = tle_torch.patch_model(with_blocks(), calibration=IDS)
+    assert report.calibration_tokens == IDS.numel()
+    assert sum("Q8_0 blocks" in entry.scheme for entry in report.replaced) == 3
+    model = with_blocks()
+    state = copy.deepcopy(model.state_dict())
+    tle_torch.patch_model(model, calibration=IDS, keep_original=True)
+    tle_torch.unpatch_model(model)
+    assert_same_state(model, state)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_default_dtype_of_the_user(default):
+    model, twin = with_outliers("llama"), with_outliers("llama")
+    tle_torch.patch_model(twin, calibration=IDS)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        tle_torch.patch_model(model, calibration=IDS)
+    finally:
+        torch.set_default_dtype(before)
+    assert_same_state(model, twin.state_dict())
+
+
+@pytest.mark.parametrize("call", [0, 3])
+def test_interrupted(monkeypatch, call):
+    model = with_outliers("llama")
+    state = copy.deepcopy(model.state_dict())
+    calls = iter(range(call + 1))
+    equalise = equalize.equalise
+
+    def interrupted(*arguments):
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return equalise(*arguments)
+
+    monkeypatch.setattr("tle_torch.patcher.equalise", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tle_torch.patch_model(model, calibration=IDS)
+    assert_same_state(model, state)
+    assert type(model) is hf.LlamaForCausalLM and "tle_patch" not in model.__dict__
+
+
+def test_unpatch_after_modules_were_replaced():
+    """A layer that was taken out, and a Linear that reads the equalised channels as its predecessor did."""
+    model = with_outliers("llama")
+    state = copy.deepcopy(model.state_dict())
+    tle_torch.patch_model(model, calibration=IDS, keep_original=True)
+    del model.model.layers[2]
+    model.config.num_hidden_layers = 2
+    attention = model.model.layers[0].self_attn
+    with tle_torch.disabled(model):
+        attention.q_proj = copy.deepcopy(attention.q_proj)
+        reference = logits(model)
+    threads = torch.get_num_threads()
+    tle_torch.unpatch_model(model)
+    assert not hasattr(model, "tle_patch") and torch.get_num_threads() >= threads
+    torch.testing.assert_close(logits(model), reference, rtol=1e-4, atol=1e-4)
+    for name, value in model.state_dict().items():
+        equalised = name.startswith(("model.layers.0.self_attn.q", "model.layers.0.self_attn.k",
+                                     "model.layers.0.self_attn.v", "model.layers.0.input_layernorm"))
+        assert torch.equal(value, state[name]) != equalised, name
 
 
 def reading(dtype: torch.dtype = torch.float32) -> equalize.Reading:
