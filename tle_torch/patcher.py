@@ -653,7 +653,8 @@ def _equalised(
     report.calibration_tokens = ids.numel()
     report.notes.append(
         f"Equalised by {ids.numel()} calibration tokens: {len(done)} of {len(readings)} norms and the Linears that "
-        f"read them; the others would not gain. Norms, Linears and adapters of the checkpoint do not fit one by one."
+        f"read them; the others would not gain, or would lose bits, as small fp16 weights do. Norms, Linears and "
+        f"adapters of the checkpoint do not fit one by one."
     )
     return done
 
