@@ -256,7 +256,9 @@ def own_layer(model):
     )
 
 
-@pytest.mark.parametrize("change, norms", [(steer, 5), (bypass, 5), (see_inside, 5), (own_attention, 5), (own_layer, 4)])
+@pytest.mark.parametrize("change, norms", [
+    (steer, 5), (bypass, 5), (see_inside, 5), (own_attention, 5), (own_layer, 4),
+])
 def test_what_hooks_and_forwards_of_instances_see_stays(change, norms):
     model = with_outliers("llama")
     change(model)
