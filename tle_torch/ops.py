@@ -143,6 +143,24 @@ def _(x):
     return x.new_empty(x.shape[:-1], dtype=torch.int64)
 
 
+# ---- choosing tokens ----
+
+
+@_fake("top_k_logits")
+def _(scores, k, filter_value):
+    return scores.new_empty(scores.shape)
+
+
+@_fake("top_p_logits")
+def _(scores, top_p, filter_value, min_tokens_to_keep=1):
+    return scores.new_empty(scores.shape)
+
+
+@_fake("multinomial")
+def _(probabilities, *, generator=None):
+    return probabilities.new_empty([probabilities.shape[0], 1], dtype=torch.int64)
+
+
 # ---- rotary position embedding ----
 
 

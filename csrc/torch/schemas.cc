@@ -54,6 +54,10 @@
   X("rotary_embedding(Tensor q, Tensor k, Tensor cos, Tensor sin) -> (Tensor q_out, Tensor k_out)")                   \
   /* int64 [...]: the first index of the last dimension's largest element, as torch.argmax (a NaN is the largest) */   \
   X("argmax(Tensor x) -> Tensor")                                                                                     \
+  /* fp32 scores [B, V] as transformers' TopKLogitsWarper and TopPLogitsWarper leave them. Which of several equal     \
+     scores at the edge of a nucleus are in is up to torch.sort: here, as in torch, to std::sort. */                  \
+  X("top_k_logits(Tensor scores, int k, float filter_value) -> Tensor")                                               \
+  X("top_p_logits(Tensor scores, float top_p, float filter_value, int min_tokens_to_keep=1) -> Tensor")               \
   /* as torch.empty, for slots of a cache: in huge pages where the system has them */                                 \
   X("empty_cache_slots(int[] size, ScalarType dtype) -> Tensor")                                                      \
   /* asks the system to move a dense tensor's memory into huge pages; the tensor does not change */                   \
@@ -66,9 +70,16 @@
   X("attention(Tensor q, Tensor k, Tensor v, float sm_scale, Tensor? mask=None, bool causal=False, int window=0, "     \
     "float softcap=0., Tensor? sinks=None, Tensor? starts=None) -> Tensor")
 
+#define TLE_RANDOM_SCHEMAS(X)                                                                                         \
+  /* int64 [B, 1]: torch.multinomial(probabilities, 1) of fp32 probabilities [B, V], and the state after it */        \
+  X("multinomial(Tensor probabilities, *, Generator? generator=None) -> Tensor")
+
 TORCH_LIBRARY(tle, m) {
 #define TLE_DEFINE(schema) m.def(schema, {at::Tag::pt2_compliant_tag});
   TLE_SCHEMAS(TLE_DEFINE)
+#undef TLE_DEFINE
+#define TLE_DEFINE(schema) m.def(schema, {at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded});
+  TLE_RANDOM_SCHEMAS(TLE_DEFINE)
 #undef TLE_DEFINE
 }
 
@@ -76,5 +87,6 @@ TORCH_LIBRARY(tle, m) {
 TORCH_LIBRARY_IMPL(tle, Autograd, m) {
 #define TLE_GUARD(schema) tle::guard_autograd(m, schema);
   TLE_SCHEMAS(TLE_GUARD)
+  TLE_RANDOM_SCHEMAS(TLE_GUARD)
 #undef TLE_GUARD
 }

@@ -44,7 +44,8 @@ def test_every_operator_has_digests(operators):
     """And every digest an operator; the file is what the sweep would write, no more and no less."""
     registered = {s.name.removeprefix("tle::") for s in torch._C._jit_get_all_schemas() if s.name.startswith("tle::")}
     memory = {"empty_cache_slots", "advise_huge_pages"}  # compute nothing
-    assert {name.partition("/")[0] for name in operators} == registered - memory
+    sampling = {"top_k_logits", "top_p_logits", "multinomial"}  # have torch's results, whatever those are on this CPU
+    assert {name.partition("/")[0] for name in operators} == registered - memory - sampling
     swept = {name.partition(" ")[0] for cases in golden.CASES for name, _ in cases()}
     assert swept == set(operators)
 
