@@ -32,6 +32,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from tle_torch.attention import left_padding
 from tle_torch.cache import Cache
 from tle_torch.hooks import has_user_hooks
+from tle_torch.sampling import draw, faster
 
 if TYPE_CHECKING:
     from tle_torch.decode import StepPlan, TokenPlan, TokenStretch
@@ -228,7 +229,7 @@ class SampleLoop:
         for process in self.processors:
             scores = process(sequences, scores)
         if sampling:
-            return torch.multinomial(nn.functional.softmax(scores, dim=-1), num_samples=1).squeeze(1)
+            return draw(nn.functional.softmax(scores, dim=-1)).squeeze(1)
         return torch.ops.tle.argmax(scores)
 
     def _append(self, tokens: torch.Tensor) -> None:
@@ -317,7 +318,7 @@ class SampleLoop:
 
 def _is_arithmetic(step: Callable) -> bool:
     """Whether a step of `_plain_processor` runs no code of a user."""
-    return type(step) in _ARITHMETIC or getattr(step, "__module__", None) == __name__
+    return type(step) in _ARITHMETIC or getattr(step, "__module__", None) in (__name__, faster.__module__)
 
 
 def _plain_processor(processor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
@@ -326,6 +327,8 @@ def _plain_processor(processor) -> Callable[[torch.Tensor, torch.Tensor], torch.
         return _without_end(processor.eos_token_id, processor.min_length)
     if type(processor) is MinNewTokensLengthLogitsProcessor:
         return _without_end(processor.eos_token_id, processor.prompt_length_to_skip + processor.min_new_tokens)
+    if (process := faster(processor)) is not None:
+        return process
     return processor if len(inspect.signature(processor.__call__).parameters) == 2 else None
 
 

@@ -44,18 +44,19 @@ def runs(monkeypatch):
 
 
 def both(model, *args, monkeypatch, **kwargs):
-    """generate() by the lean loop and by transformers' own, from the same random state. Arguments may be functions that
-    make them, for objects that generate() changes."""
+    """generate() by the lean loop and by transformers' own, from the same random state to the same one. Arguments may
+    be functions that make them, for objects that generate() changes."""
 
     def call():
         set_seed(7)
         made = {k: v() if callable(v) and not isinstance(v, type) else v for k, v in kwargs.items()}
         return model.generate(*args, **made)
 
-    lean = call()
+    lean, state = call(), torch.get_rng_state()
     with monkeypatch.context() as patch:
         patch.setattr(generation.SampleLoop, "of", classmethod(lambda cls, *args: None))
         own = call()
+    assert torch.equal(state, torch.get_rng_state())
     return lean, own
 
 
@@ -81,6 +82,10 @@ PAIRS = {
     "min_new_tokens": {"max_new_tokens": 30, "min_new_tokens": 20, "eos_token_id": list(range(40, 90))},
     "min_length": {"max_length": 40, "min_length": 25, "eos_token_id": list(range(40, 90))},
     "sampling": {"max_new_tokens": 20, "do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 1.3},
+    "Qwen3's defaults": {"max_new_tokens": 40, "do_sample": True, "top_k": 20, "top_p": 0.95, "temperature": 0.6},
+    "all tokens": {"max_new_tokens": 40, "do_sample": True, "top_k": 0, "top_p": 1.0},
+    "top_p alone": {"max_new_tokens": 40, "do_sample": True, "top_k": 0, "top_p": 0.8},
+    "min_p": {"max_new_tokens": 40, "do_sample": True, "top_k": 0, "min_p": 0.1},
     "penalties": {"max_new_tokens": 20, "repetition_penalty": 1.4, "no_repeat_ngram_size": 2},
     "bad words": {"max_new_tokens": 20, "bad_words_ids": [[5], [7, 8]], "suppress_tokens": [9, 10]},
     "processor": {"max_new_tokens": 20, "logits_processor": lambda: LogitsProcessorList([Shift()])},
@@ -106,6 +111,23 @@ def test_same_result_as_transformers_own_loop(model, runs, monkeypatch, name, ba
         lean, own = lean.sequences, own.sequences
     assert torch.equal(lean, own)
     assert lean.is_contiguous() and lean.untyped_storage().nbytes() == lean.nbytes
+
+
+@pytest.mark.parametrize("name", ["Qwen3's defaults", "all tokens", "top_p alone", "min_p"])
+def test_sampling_of_equal_scores(runs, monkeypatch, name):
+    """A larger vocabulary in bf16, where scores at every edge are equal; the tokens come out of our operators."""
+    model = tiny.build("qwen3", torch.bfloat16, vocab_size=3000)
+    tle_torch.patch_model(model)
+    options = {**PAIRS[name], "num_return_sequences": 4, "eos_token_id": None}
+    lean, own = both(model, tiny.tokens(1, 8), monkeypatch=monkeypatch, **options)
+    assert runs == [1] and torch.equal(lean, own)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        model.generate(tiny.tokens(1, 8), **options)
+    called = {event.key for event in profile.key_averages()}
+    assert {"tle::multinomial", "tle::planned_logits"} <= called
+    assert ("tle::top_k_logits" in called) == (options.get("top_k") == 20)
+    assert ("tle::top_p_logits" in called) == (options.get("top_p", 1.0) < 1)
+    assert called.isdisjoint({"aten::multinomial", "aten::topk", "aten::sort"})
 
 
 def test_the_reminder_of_the_models_longest_text_comes(runs, monkeypatch):

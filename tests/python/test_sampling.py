@@ -9,9 +9,14 @@ import torch
 from checks import assert_same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-import tle_torch  # noqa: F401  (the operators)
+from tle_torch import sampling
 
 tle = torch.ops.tle
 
@@ -261,3 +266,93 @@ def test_flush_to_zero_set_by_the_user_is_torchs_too():
             tle.multinomial(probabilities_of("subnormal", 40))
     finally:
         torch.set_flush_denormal(False)
+
+
+# ---- what the loop calls ----
+
+PROCESSORS = [
+    TopKLogitsWarper(4),
+    TopKLogitsWarper(4, filter_value=-1e4),
+    TopPLogitsWarper(0.7),
+    TopPLogitsWarper(0.2, min_tokens_to_keep=3),
+    MinPLogitsWarper(0.2),
+    MinPLogitsWarper(0.0),
+    MinPLogitsWarper(1.0, filter_value=-2.0),
+    MinPLogitsWarper(0.9, min_tokens_to_keep=3),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_processors_have_a_faster_formula(kind):
+    for processor in PROCESSORS:
+        process = sampling.faster(processor)
+        assert process is not None
+        for size in (1, 40, 500):
+            scores = scores_of(kind, size)
+            assert_same_bits(process(None, scores), processor(None, scores), (processor, size))
+            assert_same_bits(process(None, scores.double()), processor(None, scores.double()))
+
+
+def test_settings_are_read_at_each_call():
+    scores = scores_of("bf16", 200)
+    changes = [("top_k", 3), ("top_k", 500), ("filter_value", 2), ("filter_value", torch.tensor(3.0))]
+    for own, attributes in (
+        (TopKLogitsWarper(9), changes),
+        (TopPLogitsWarper(0.5), [("top_p", 0.1), ("top_p", 1.5), ("top_p", -0.5), ("min_tokens_to_keep", 50)]),
+        (MinPLogitsWarper(0.1), [("min_p", 0.5), ("min_p", 1.5), ("min_tokens_to_keep", 7)]),
+    ):
+        process = sampling.faster(own)
+        for name, value in attributes:
+            setattr(own, name, value)
+            assert_same_bits(process(None, scores), own(None, scores), (name, value))
+
+
+def test_other_processors_have_none(monkeypatch):
+    class Own(TopKLogitsWarper):
+        pass
+
+    assert sampling.faster(Own(3)) is None and sampling.faster(TemperatureLogitsWarper(0.5)) is None
+    for change in (lambda self, ids, scores: scores * 2, lambda self, ids: ids):
+        for processor in (TopKLogitsWarper(3), TopPLogitsWarper(0.5), MinPLogitsWarper(0.5)):
+            monkeypatch.setattr(type(processor), "__call__", change)
+            assert sampling.faster(processor) is None
+    monkeypatch.undo()
+    assert sampling.faster(TopKLogitsWarper(3)) is not None
+
+
+def test_a_torch_that_draws_otherwise_draws(monkeypatch):
+    p = probabilities_of("uniform", 30)
+    drawn = []
+
+    def multinomial(probabilities, num_samples, generator=None):
+        drawn.append(probabilities.shape)
+        return torch.zeros(len(probabilities), num_samples, dtype=torch.long)
+
+    torch.manual_seed(1)
+    first = sampling.draw(p)
+    monkeypatch.setattr(torch, "multinomial", multinomial)
+    assert not sampling.draw(p).any() and drawn[-1] == p.shape
+    monkeypatch.undo()
+    torch.manual_seed(1)
+    assert torch.equal(sampling.draw(p), first)
+    assert sampling.draw(p.double()).shape == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [torch.inference_mode, torch.no_grad, torch.enable_grad, lambda: torch.autocast("cpu", torch.bfloat16),
+     lambda: torch.device("meta")],
+    ids=["inference", "no_grad", "grad", "autocast", "device"],
+)
+def test_proofs_hold_anywhere_and_draw_nothing(context):
+    state = torch.get_rng_state()
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with context():
+            assert sampling._draws_alike.__wrapped__(torch.multinomial)
+            for cls in sampling._FORMULAS:
+                assert sampling._computes_alike.__wrapped__(cls, cls.__call__)
+    finally:
+        torch.set_default_dtype(dtype)
+    assert torch.equal(torch.get_rng_state(), state)
