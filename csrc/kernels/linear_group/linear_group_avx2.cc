@@ -9,11 +9,12 @@ static inline Bytes load_bytes(const uint8_t* p) { return _mm256_loadu_si256(rei
 static inline Bytes splat8(int8_t a) { return _mm256_set1_epi8(a); }
 static inline Bytes splat16(int16_t a) { return _mm256_set1_epi16(a); }
 static inline Bytes splat32(int32_t a) { return _mm256_set1_epi32(a); }
-static inline Bytes xor_bits(Bytes a, Bytes b) { return _mm256_xor_si256(a, b); }
 static inline Bytes and_bits(Bytes a, Bytes b) { return _mm256_and_si256(a, b); }
 static inline Bytes add16(Bytes a, Bytes b) { return _mm256_add_epi16(a, b); }
 static inline Bytes add32(Bytes a, Bytes b) { return _mm256_add_epi32(a, b); }
 static inline Bytes shift16(Bytes a) { return _mm256_srli_epi16(a, 4); }
+static inline Bytes abs8(Bytes a) { return _mm256_abs_epi8(a); }
+static inline Bytes signed8(Bytes x, Bytes w) { return _mm256_sign_epi8(x, w); }
 static inline Bytes maddubs(Bytes u, Bytes s) { return _mm256_maddubs_epi16(u, s); }
 static inline Bytes madd(Bytes a, Bytes b) { return _mm256_madd_epi16(a, b); }
 
@@ -37,10 +38,10 @@ namespace tle {
 
 void linear_group_avx2(const LinearGroupArgs& a) {
   int64_t row = 0;
-  for (; row + 4 <= a.rows; row += 4) rows_of_tiles<4, 1>(a, row);
+  for (; row + 4 <= a.rows; row += 4) rows_of_tiles<4, 2>(a, row);
   switch (a.rows - row) {
-    case 3: return rows_of_tiles<3, 1>(a, row);
-    case 2: return rows_of_tiles<2, 1>(a, row);
+    case 3: return rows_of_tiles<3, 2>(a, row);
+    case 2: return rows_of_tiles<2, 2>(a, row);
     case 1: return rows_of_tiles<1, 2>(a, row);
   }
 }

@@ -9,11 +9,14 @@ static inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p);
 static inline Bytes splat8(int8_t a) { return _mm512_set1_epi8(a); }
 static inline Bytes splat16(int16_t a) { return _mm512_set1_epi16(a); }
 static inline Bytes splat32(int32_t a) { return _mm512_set1_epi32(a); }
-static inline Bytes xor_bits(Bytes a, Bytes b) { return _mm512_xor_si512(a, b); }
 static inline Bytes and_bits(Bytes a, Bytes b) { return _mm512_and_si512(a, b); }
 static inline Bytes add16(Bytes a, Bytes b) { return _mm512_add_epi16(a, b); }
 static inline Bytes add32(Bytes a, Bytes b) { return _mm512_add_epi32(a, b); }
 static inline Bytes shift16(Bytes a) { return _mm512_srli_epi16(a, 4); }
+static inline Bytes abs8(Bytes a) { return _mm512_abs_epi8(a); }
+static inline Bytes signed8(Bytes x, Bytes w) {
+  return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+}
 static inline Bytes maddubs(Bytes u, Bytes s) { return _mm512_maddubs_epi16(u, s); }
 static inline Bytes madd(Bytes a, Bytes b) { return _mm512_madd_epi16(a, b); }
 
