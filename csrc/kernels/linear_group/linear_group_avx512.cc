@@ -9,6 +9,7 @@ static inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p);
 static inline Bytes splat8(int8_t a) { return _mm512_set1_epi8(a); }
 static inline Bytes splat16(int16_t a) { return _mm512_set1_epi16(a); }
 static inline Bytes splat32(int32_t a) { return _mm512_set1_epi32(a); }
+static inline Bytes xor_bits(Bytes a, Bytes b) { return _mm512_xor_si512(a, b); }
 static inline Bytes and_bits(Bytes a, Bytes b) { return _mm512_and_si512(a, b); }
 static inline Bytes add16(Bytes a, Bytes b) { return _mm512_add_epi16(a, b); }
 static inline Bytes add32(Bytes a, Bytes b) { return _mm512_add_epi32(a, b); }

@@ -161,7 +161,7 @@ template <bool kChannelScale, bool kMin>
                           panel.mins[t % 2][0]};
     for (int64_t g = 0; g < groups; ++g) {
       Sums sums[16];
-      TLE_UNROLL for (int i = 0; i < 16; ++i) sums[i] = first_sums<GroupCodes::kInt8>(0);
+      TLE_UNROLL for (int i = 0; i < 16; ++i) sums[i] = first_sums<GroupCodes::kInt8, 1>(0);
       int64_t blocks = group_blocks;
       do {
         TLE_UNROLL for (int half = 0; half < 2; ++half) multiply(sums, (*w)[half], (*x)[half]);

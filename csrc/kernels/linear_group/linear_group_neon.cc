@@ -13,7 +13,7 @@ namespace {
 static inline Part to_float(Sums a) { return vcvtq_f32_s32(a); }
 
 // 4-bit codes are unsigned: their sums are too large by 8 sum(x) where a code of 8 means 0.
-template <GroupCodes kCodes>
+template <GroupCodes kCodes, int kXBytes>
 static inline Sums first_sums(int32_t x_sum) {
   return vdupq_n_s32(kCodes == GroupCodes::kInt4 ? -8 * x_sum : 0);
 }
@@ -88,7 +88,7 @@ static inline void add_bytes(Sums (&sums)[kTogether][kRows], const uint8_t* w, c
     TLE_UNROLL for (int r = 0; r < kRows; ++r) sums[j][r] = vaddq_s32(sums[j][r], vpaddq_s32(low[j][r], high[j][r]));
 }
 
-template <GroupCodes kCodes, int kLines, bool kGroup32, int kTogether, int kRows>
+template <GroupCodes kCodes, int kXBytes, int kLines, bool kGroup32, int kTogether, int kRows>
 static inline void add_lines(Sums (&sums)[kTogether][kRows], const uint8_t* w, const int8_t* x, int64_t x_stride) {
   if constexpr (kCodes == GroupCodes::kInt8) {
     add_bytes<kLines>(sums, w, x, x_stride);

@@ -18,7 +18,7 @@ static inline Part to_float(Sums a) { return vsubq_f32(vreinterpretq_f32_s32(a),
 
 // 4-bit codes are unsigned: their sums are too large by 8 sum(x) where a code of 8 means 0. The compiler would make one
 // register and copy it, and a copy takes a vector pipe, too; an instruction from a general register does not.
-template <GroupCodes kCodes>
+template <GroupCodes kCodes, int kXBytes>
 static inline Sums first_sums(int32_t x_sum) {
   Sums start;
   __asm__ volatile("dup %0.4s, %w1" : "=w"(start) : "r"(kCodes == GroupCodes::kInt4 ? kBits - 8 * x_sum : kBits));
@@ -70,7 +70,7 @@ static inline void split_nibbles(uint64_t (&to)[2][2], const uint8_t* w) {
   }
 }
 
-template <GroupCodes kCodes, int kLines, bool kGroup32, int kTogether, int kRows>
+template <GroupCodes kCodes, int kXBytes, int kLines, bool kGroup32, int kTogether, int kRows>
 static inline void add_lines(Sums (&sums)[kTogether][kRows], const uint8_t* w, const int8_t* x, int64_t x_stride) {
   constexpr int kLineFours = kCodes == GroupCodes::kInt8 ? 1 : 2;  // lanes of x for a line
   constexpr int kRegisters = kLines == 1 ? kLineFours : 2;         // of x for a row

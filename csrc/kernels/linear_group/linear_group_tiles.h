@@ -6,11 +6,12 @@
 //   Part part(f32x16, int i)       channels 16 / kParts * i and following
 //   f32x16 whole(const Part[kParts])   the inverse
 //   Part to_float(Sums), mul(Part, Part), fma(Part a, Part b, Part c) = a b + c, broadcast(float)
-//   Sums first_sums<kCodes>(int32_t x_sum)   what sums of a group start from when add_lines takes codes as unsigned
-//   void add_lines<kCodes, kLines, kGroup32>(Sums (&)[kTogether][kRows], const uint8_t* w, const int8_t* x,
+//   Sums first_sums<kCodes, kXBytes>(int32_t x_sum)   what sums of a group start from, if add_lines leaves something out
+//   void add_lines<kCodes, kXBytes, kLines, kGroup32>(Sums (&)[kTogether][kRows], const uint8_t* w, const int8_t* x,
 //                                            int64_t x_stride)
 //                                  adds kLines lines of kTogether parts, the first one at w, times kRows rows of x.
 //                                  kGroup32: they are a whole group of 32
+//   kXBytes of first_sums and add_lines: bytes of x for one of its codes; 1, unless the file prepares x
 #pragma once
 
 #include "csrc/kernels/common/registers.h"
@@ -32,6 +33,7 @@ template <int kRows>
 struct Place {
   const uint8_t *w, *scales;  // the lines of the next group, or its pair's scales; the scales of the last one
   const int8_t* x;            // the rows' next codes
+  int64_t x_stride;           // bytes
   const float* x_scale;
   const int32_t* x_sum;
   int64_t group_lines, scale_bytes;  // lines of a whole group, bytes of 16 scales: computed once, not for each group
@@ -40,7 +42,7 @@ struct Place {
 // acc += the next group, g, which is the second of its pair or not. Its sums are made for kTogether parts at a time, so
 // that they, the rows' fp32 accumulators and the codes fit the registers; a line that is unpacked serves kRows rows.
 // kGroup32: the group is of 32 and its scales are fp16. kWhole: it is not cut short by the end of k.
-template <GroupCodes kCodes, bool kChannelScale, bool kGroup32, int kTogether, bool kWhole, int kRows>
+template <GroupCodes kCodes, int kXBytes, bool kChannelScale, bool kGroup32, int kTogether, bool kWhole, int kRows>
 [[gnu::always_inline]] static inline void add_group(const LinearGroupArgs& a, int64_t g, bool second, int64_t groups,
                                                     Place<kRows>& at, Part (&acc)[kRows][kParts]) {
   constexpr bool kMin = kCodes == GroupCodes::kInt4Min;
@@ -64,27 +66,27 @@ template <GroupCodes kCodes, bool kChannelScale, bool kGroup32, int kTogether, b
     }
   }
   if (kFewProducts<kCodes, kRows>) {
-    TLE_UNROLL for (int r = 0; r < kRows; ++r) __builtin_prefetch(at.x + r * a.x_stride + kAheadInX);
+    TLE_UNROLL for (int r = 0; r < kRows; ++r) __builtin_prefetch(at.x + r * at.x_stride + kAheadInX);
   }
   TLE_UNROLL for (int i = 0; i < kParts; i += kTogether) {
     const uint8_t* w = at.w + 64 / kParts * i;
     const int8_t* x = at.x;
     Sums sums[kTogether][kRows];
     TLE_UNROLL for (int j = 0; j < kTogether; ++j)
-      TLE_UNROLL for (int r = 0; r < kRows; ++r) sums[j][r] = first_sums<kCodes>(at.x_sum[r * groups + g]);
+      TLE_UNROLL for (int r = 0; r < kRows; ++r) sums[j][r] = first_sums<kCodes, kXBytes>(at.x_sum[r * groups + g]);
     if (kWhole) {
       int64_t left = lines;
       do {
         if (i == 0 && !kFewProducts<kCodes, kRows>) {
           TLE_UNROLL for (int l = 0; l < kBlockLines; ++l) __builtin_prefetch(w + 64 * l + kAheadInWeights);
         }
-        add_lines<kCodes, kBlockLines, kGroup32>(sums, w, x, a.x_stride);
+        add_lines<kCodes, kXBytes, kBlockLines, kGroup32>(sums, w, x, at.x_stride);
         w += 64 * kBlockLines;
-        x += 32;
+        x += 32 * kXBytes;
       } while ((left -= kBlockLines) != 0);
     } else {
-      for (int64_t line = 0; line < lines; ++line, w += 64, x += kLineCodes)
-        add_lines<kCodes, 1, false>(sums, w, x, a.x_stride);
+      for (int64_t line = 0; line < lines; ++line, w += 64, x += kLineCodes * kXBytes)
+        add_lines<kCodes, kXBytes, 1, false>(sums, w, x, at.x_stride);
     }
     if (kGroup32 && !kChannelScale && i == 0) {  // only here: the sums need the registers
       w_scale = linear_group_load(scale_type, at.scales);
@@ -107,37 +109,60 @@ template <GroupCodes kCodes, bool kChannelScale, bool kGroup32, int kTogether, b
     }
   }
   at.w += 64 * lines;
-  at.x += kLineCodes * lines;
+  at.x += kLineCodes * kXBytes * lines;
+}
+
+// acc += the groups first .. last - 1; first is even.
+template <GroupCodes kCodes, int kXBytes, bool kChannelScale, bool kGroup32, int kTogether, int kRows>
+[[gnu::always_inline]] static inline void add_groups(const LinearGroupArgs& a, int64_t first, int64_t last,
+                                                     Place<kRows>& at, Part (&acc)[kRows][kParts]) {
+  const int64_t groups = linear_group_groups(a), whole_groups = a.k / a.group;
+  const int64_t end = last < whole_groups ? last : whole_groups;
+  if constexpr (kRows == 1 && !kChannelScale) {
+    for (int64_t g = first; g < end; g += 2) {
+      add_group<kCodes, kXBytes, kChannelScale, kGroup32, kTogether, true>(a, g, false, groups, at, acc);
+      if (g + 1 == end) break;
+      add_group<kCodes, kXBytes, kChannelScale, kGroup32, kTogether, true>(a, g + 1, true, groups, at, acc);
+    }
+  } else {
+    for (int64_t g = first; g < end; ++g)
+      add_group<kCodes, kXBytes, kChannelScale, kGroup32, kTogether, true>(a, g, g % 2 == 1, groups, at, acc);
+  }
+  if (end < last)
+    add_group<kCodes, kXBytes, kChannelScale, kGroup32, kTogether, false>(a, end, end % 2 == 1, groups, at, acc);
+}
+
+// Where kRows rows begin in a panel.
+template <GroupCodes kCodes, int kRows>
+static inline Place<kRows> place_of(const LinearGroupArgs& a, int64_t row, int64_t panel) {
+  const uint8_t* w = linear_group_panel(a, panel);
+  const int64_t first = row * linear_group_groups(a);  // of the rows' scales and sums
+  const int64_t group_lines = a.group / (kCodes == GroupCodes::kInt8 ? 4 : 8);
+  const int64_t scale_bytes = 16 * dtype_size(a.scale_type);
+  return {w, w, a.x + row * a.x_stride, a.x_stride, a.x_scale + first, a.x_sum + first, group_lines, scale_bytes};
+}
+
+template <int kRows>
+static inline void clear_tile(Part (&acc)[kRows][kParts]) {
+  TLE_UNROLL for (int r = 0; r < kRows; ++r)
+    TLE_UNROLL for (int i = 0; i < kParts; ++i) acc[r][i] = broadcast(0.0f);
+}
+
+template <int kRows>
+static inline void store_tile(const LinearGroupArgs& a, int64_t row, int64_t panel, const Part (&acc)[kRows][kParts]) {
+  f32x16 y[kRows];
+  TLE_UNROLL for (int r = 0; r < kRows; ++r) y[r] = whole(acc[r]);
+  for (int r = 0; r < kRows; ++r) linear_group_store(a, row + r, panel, y[r]);
 }
 
 // The outputs of kRows rows and a panel, which is read from its beginning to its end.
 template <GroupCodes kCodes, bool kChannelScale, bool kGroup32, int kRows, int kTogether>
 static inline void tile(const LinearGroupArgs& a, int64_t row, int64_t panel) {
-  const int64_t groups = linear_group_groups(a), whole_groups = a.k / a.group;
-  const uint8_t* w = linear_group_panel(a, panel);
-  const int64_t group_lines = a.group / (kCodes == GroupCodes::kInt8 ? 4 : 8);
-  const int64_t scale_bytes = 16 * dtype_size(a.scale_type);
-  const int64_t first = row * groups;  // of the rows' scales and sums
-  Place<kRows> at = {w, w, a.x + row * a.x_stride, a.x_scale + first, a.x_sum + first, group_lines, scale_bytes};
+  Place<kRows> at = place_of<kCodes, kRows>(a, row, panel);
   Part acc[kRows][kParts];
-  TLE_UNROLL for (int r = 0; r < kRows; ++r)
-    TLE_UNROLL for (int i = 0; i < kParts; ++i) acc[r][i] = broadcast(0.0f);
-  if constexpr (kRows == 1 && !kChannelScale) {
-    for (int64_t g = 0; g < whole_groups; g += 2) {
-      add_group<kCodes, kChannelScale, kGroup32, kTogether, true>(a, g, false, groups, at, acc);
-      if (g + 1 == whole_groups) break;
-      add_group<kCodes, kChannelScale, kGroup32, kTogether, true>(a, g + 1, true, groups, at, acc);
-    }
-  } else {
-    for (int64_t g = 0; g < whole_groups; ++g)
-      add_group<kCodes, kChannelScale, kGroup32, kTogether, true>(a, g, g % 2 == 1, groups, at, acc);
-  }
-  if (const int64_t g = whole_groups; g < groups)
-    add_group<kCodes, kChannelScale, kGroup32, kTogether, false>(a, g, g % 2 == 1, groups, at, acc);
-
-  f32x16 y[kRows];
-  TLE_UNROLL for (int r = 0; r < kRows; ++r) y[r] = whole(acc[r]);
-  for (int r = 0; r < kRows; ++r) linear_group_store(a, row + r, panel, y[r]);
+  clear_tile(acc);
+  add_groups<kCodes, 1, kChannelScale, kGroup32, kTogether>(a, 0, linear_group_groups(a), at, acc);
+  store_tile(a, row, panel, acc);
 }
 
 // One row has so little work for a group that it pays to compile the most common kind by itself: groups of 32, and fp16

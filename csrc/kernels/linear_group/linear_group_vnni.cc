@@ -20,7 +20,7 @@ static inline Part broadcast(float a) { return _mm512_set1_ps(a); }
 static inline Part mul(Part a, Part b) { return _mm512_mul_ps(a, b); }
 static inline Part fma(Part a, Part b, Part c) { return _mm512_fmadd_ps(a, b, c); }
 
-template <GroupCodes kCodes>
+template <GroupCodes kCodes, int kXBytes>
 static inline Sums first_sums(int32_t x_sum) {
   constexpr int32_t kOffset = kCodes == GroupCodes::kInt8 ? 128 : kCodes == GroupCodes::kInt4 ? 8 : 0;
   return _mm512_set1_epi32(-kOffset * x_sum);
@@ -32,7 +32,7 @@ static inline __m512i four_codes(const int8_t* x) {
   return _mm512_set1_epi32(codes);
 }
 
-template <GroupCodes kCodes, int kLines, bool kGroup32, int kRows>
+template <GroupCodes kCodes, int kXBytes, int kLines, bool kGroup32, int kRows>
 static inline void add_lines(Sums (&sums)[1][kRows], const uint8_t* w, const int8_t* x, int64_t x_stride) {
   TLE_UNROLL for (int i = 0; i < kLines; ++i) {
     __m512i line = _mm512_loadu_si512(w + 64 * i);
