@@ -134,7 +134,7 @@ template <GroupCodes kCodes, int kXBytes, bool kChannelScale, bool kGroup32, int
 
 // Where kRows rows begin in a panel.
 template <GroupCodes kCodes, int kRows>
-static inline Place<kRows> place_of(const LinearGroupArgs& a, int64_t row, int64_t panel) {
+[[gnu::always_inline]] static inline Place<kRows> place_of(const LinearGroupArgs& a, int64_t row, int64_t panel) {
   const uint8_t* w = linear_group_panel(a, panel);
   const int64_t first = row * linear_group_groups(a);  // of the rows' scales and sums
   const int64_t group_lines = a.group / (kCodes == GroupCodes::kInt8 ? 4 : 8);
@@ -143,13 +143,13 @@ static inline Place<kRows> place_of(const LinearGroupArgs& a, int64_t row, int64
 }
 
 template <int kRows>
-static inline void clear_tile(Part (&acc)[kRows][kParts]) {
+[[gnu::always_inline]] static inline void clear_tile(Part (&acc)[kRows][kParts]) {
   TLE_UNROLL for (int r = 0; r < kRows; ++r)
     TLE_UNROLL for (int i = 0; i < kParts; ++i) acc[r][i] = broadcast(0.0f);
 }
 
 template <int kRows>
-static inline void store_tile(const LinearGroupArgs& a, int64_t row, int64_t panel, const Part (&acc)[kRows][kParts]) {
+[[gnu::always_inline]] static inline void store_tile(const LinearGroupArgs& a, int64_t row, int64_t panel, const Part (&acc)[kRows][kParts]) {
   f32x16 y[kRows];
   TLE_UNROLL for (int r = 0; r < kRows; ++r) y[r] = whole(acc[r]);
   for (int r = 0; r < kRows; ++r) linear_group_store(a, row + r, panel, y[r]);
