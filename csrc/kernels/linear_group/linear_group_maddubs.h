@@ -2,15 +2,15 @@
 // after the lanes and after these primitives of the file's width:
 //
 //   Bytes                          a register of bytes, words or 32-bit integers
-//   Bytes load_bytes(const uint8_t*), splat8(int8_t), splat16(int16_t), splat32(int32_t), xor_bits, and_bits, add16, add32
-//   Bytes shift16(Bytes)           words >> 4
+//   Bytes load_bytes(const uint8_t*), splat8(int8_t), splat16(int16_t), splat32(int32_t)
+//   Bytes xor_bits, and_bits, add16, add32(Bytes, Bytes), shift16(Bytes)   words >> 4
 //   Bytes maddubs(Bytes u, Bytes s), madd(Bytes, Bytes)
 //   Bytes abs8(Bytes)              as unsigned bytes
 //   Bytes signed8(Bytes x, Bytes w)   -x where w is negative, x where it is positive, and where it is 0 anything
 //
-// 8-bit codes: |w| is at most 128 and x takes w's sign, so that a pair's products stay within 2 * 128 * 127 < 2^15; they
-// go to 32 bits at once. Or, with kXBytes of 2 (linear_group_avx2.cc), x comes as |x| and signs, and w takes them as ~w =
-// -w - 1: what that leaves out, the |x| of negative x, is the same for all channels, and the sums start from it.
+// 8-bit codes: |w| is at most 128 and x takes w's sign, so that a pair's products stay within 2 * 128 * 127 < 2^15;
+// they go to 32 bits at once. Or, with kXBytes of 2 (linear_group_avx2.cc), x comes as |x| and signs, and w takes them
+// as ~w = -w - 1: what that leaves out, the |x| of negative x, is the same for all channels, and the sums start from it.
 //
 // 4-bit codes stay below 16, so that the products of 32 k add up in 16 bits: a word takes two products of each of 8
 // steps, 8 * 2 * 15 * 127 = 30480.

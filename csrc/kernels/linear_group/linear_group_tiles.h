@@ -6,12 +6,12 @@
 //   Part part(f32x16, int i)       channels 16 / kParts * i and following
 //   f32x16 whole(const Part[kParts])   the inverse
 //   Part to_float(Sums), mul(Part, Part), fma(Part a, Part b, Part c) = a b + c, broadcast(float)
-//   Sums first_sums<kCodes, kXBytes>(int32_t x_sum)   what sums of a group start from, if add_lines leaves something out
+//   Sums first_sums<kCodes, kXBytes>(int32_t x_sum)   what sums of a group start from, if add_lines leaves anything out
 //   void add_lines<kCodes, kXBytes, kLines, kGroup32>(Sums (&)[kTogether][kRows], const uint8_t* w, const int8_t* x,
-//                                            int64_t x_stride)
+//                                                     int64_t x_stride)
 //                                  adds kLines lines of kTogether parts, the first one at w, times kRows rows of x.
-//                                  kGroup32: they are a whole group of 32
-//   kXBytes of first_sums and add_lines: bytes of x for one of its codes; 1, unless the file prepares x
+//                                  kXBytes: of x for one of its codes; 1, unless the file prepares x. kGroup32: the
+//                                  lines are a whole group of 32
 #pragma once
 
 #include "csrc/kernels/common/registers.h"
@@ -149,7 +149,8 @@ template <int kRows>
 }
 
 template <int kRows>
-[[gnu::always_inline]] static inline void store_tile(const LinearGroupArgs& a, int64_t row, int64_t panel, const Part (&acc)[kRows][kParts]) {
+[[gnu::always_inline]] static inline void store_tile(const LinearGroupArgs& a, int64_t row, int64_t panel,
+                                                     const Part (&acc)[kRows][kParts]) {
   f32x16 y[kRows];
   TLE_UNROLL for (int r = 0; r < kRows; ++r) y[r] = whole(acc[r]);
   for (int r = 0; r < kRows; ++r) linear_group_store(a, row + r, panel, y[r]);
