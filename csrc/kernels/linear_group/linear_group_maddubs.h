@@ -10,7 +10,7 @@
 //
 // 8-bit codes: |w| is at most 128 and x takes w's sign, so that a pair's products stay within 2 * 128 * 127 < 2^15;
 // they go to 32 bits at once. Or, with kXBytes of 2 (linear_group_avx2.cc), x comes as |x| and signs, and w takes them
-// as ~w = -w - 1: what that leaves out, the |x| of negative x, is the same for all channels, and the sums start from it.
+// as ~w = -w - 1: what that leaves out, the |x| of negative x, is the same for all channels; the sums start from it.
 //
 // 4-bit codes stay below 16, so that the products of 32 k add up in 16 bits: a word takes two products of each of 8
 // steps, 8 * 2 * 15 * 127 = 30480.
