@@ -10,7 +10,7 @@ take turns on an otherwise idle machine.
     {"do": "logits", "windows": FILE, "target": FILE}   -> {}                  int32 [count, length] of tokens to fp32
                                                                                [positions, vocabulary], both .npy
     {"do": "memory"}                                    -> {"peak_mb": ...}
-    {"do": "bandwidth"}                                 -> {"gb_s": ...}       (bandwidth only)
+    {"do": "bandwidth"}                                 -> {"gb_s": [each of three passes]}   (bandwidth only)
     {"do": "step", "context": C, "tokens": T, "together": B} -> {"tok_s": ...} the decode operators alone (tle only)
 
 "load_s" counts reading the weights and whatever makes the model ready, patching for instance; random weights are not
@@ -214,7 +214,7 @@ class Bandwidth:
     def bandwidth(self) -> dict:
         from tle_torch.ops import _C
 
-        return {"gb_s": _C.read_bandwidth(1 << 30, 3) / 1e9}
+        return {"gb_s": [bytes_per_second / 1e9 for bytes_per_second in _C.read_bandwidth(1 << 30, 3)]}
 
 
 def gguf_file(model: str) -> Path:

@@ -11,8 +11,10 @@ benchmarks/peers.py installs the other projects). The contenders take turns, rep
 of the machine's speed meets all of them. One that is not installed, does not find room in memory or fails costs its own
 figures only, and is named with the reason.
 
-Figures are medians, ratios are medians of the ratios within a repetition. `of bound`: against the read bandwidth,
-measured in the same repetition, over the bytes of weights, keys and values that a token reads. `KV slope`: the time
+Figures are medians, ratios are medians of the ratios within a repetition. `of bound`: against the read bandwidth over
+the bytes of weights, keys and values that a token reads. The bandwidth is the median of six passes over 1 GB by a plain
+loop, three right before the figures that are held against it and three right after; `best`, beside it in a table's
+title, is the median of the fastest of each six. `KV slope`: the time
 that a token takes longer in the longest context than in the shortest, over the time that reading the additional keys
 and values takes at that bandwidth. `busy core`: speed with another process spinning on the machine, over the speed
 without. `one step a call`, `many`: `of bound` for the decode operators by themselves, planned_logits and
@@ -70,6 +72,7 @@ def start(name: str, model: str, threads: int, options: argparse.Namespace) -> t
                "decode": {c: [] for c in options.contexts}, "step": {c: [] for c in options.contexts},
                "steps": {c: [] for c in options.contexts},
                "busy": {c: [] for c in options.contexts}, "bandwidth_gb_s": {c: [] for c in options.contexts},
+               "best_bandwidth_gb_s": {c: [] for c in options.contexts},
                "prefill": {n: [] for n in options.prefill}}
         warm = worker("decode", context=min(options.contexts, default=8), tokens=2)["tok_s"]
     except Failed:
@@ -79,7 +82,7 @@ def start(name: str, model: str, threads: int, options: argparse.Namespace) -> t
     return worker, row
 
 
-def take(figures: list[float], row: dict, what: str, worker: Worker, do: str, **arguments) -> None:
+def take(figures: list, row: dict, what: str, worker: Worker, do: str, **arguments) -> None:
     """Appends what a command gives. After one that fails `figures` stays empty, and row["missing"][what] is why."""
     if what in row["missing"]:
         return
@@ -95,9 +98,10 @@ def measure(model: str, threads: int, names: list[str], options: argparse.Namesp
             accuracy: dict[str, dict] | None = None) -> list[dict]:
     """One row per contender, with every single figure.
 
-    row["decode"][context], ["step"], ["steps"], ["busy"], ["bandwidth_gb_s"] and row["prefill"][tokens] are lists over
-    the repetitions, empty where there is no figure; row["missing"] says why. A contender that has no row at all is
-    {"model", "threads", "contender", "failed": the reason}. `accuracy` holds what is known about contenders already.
+    row["decode"][context], ["step"], ["steps"], ["busy"], ["bandwidth_gb_s"], ["best_bandwidth_gb_s"] and
+    row["prefill"][tokens] are lists over the repetitions, empty where there is no figure; row["missing"] says why. A
+    contender that has no row at all is {"model", "threads", "contender", "failed": the reason}. `accuracy` holds what
+    is known about contenders already.
     """
     accuracy = {} if accuracy is None else accuracy
     pairs, rows = [], []
@@ -117,7 +121,8 @@ def measure(model: str, threads: int, names: list[str], options: argparse.Namesp
         for context in options.contexts:
             for worker, row in pairs:
                 tle, how = worker.name.startswith("tle"), {"context": context, "tokens": row["tokens"]}
-                take(row["bandwidth_gb_s"][context], row, "bandwidth", meter, "bandwidth")
+                passes: list[list[float]] = []
+                take(passes, row, "bandwidth", meter, "bandwidth")
                 take(row["decode"][context], row, f"decode at {context}", worker, "decode", **how)
                 if options.busy and tle:
                     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinner:
@@ -127,6 +132,10 @@ def measure(model: str, threads: int, names: list[str], options: argparse.Namesp
                     for figures, together in (("step", False), ("steps", True)):
                         what = f"{figures} at {context}"
                         take(row[figures][context], row, what, worker, "step", together=together, **how)
+                take(passes, row, "bandwidth", meter, "bandwidth")
+                if passes:
+                    row["bandwidth_gb_s"][context].append(statistics.median(sum(passes, [])))
+                    row["best_bandwidth_gb_s"][context].append(max(sum(passes, [])))
         for length in options.prefill:
             for worker, row in pairs:
                 take(row["prefill"][length], row, f"prefill of {length}", worker, "prefill", tokens=length)
@@ -221,12 +230,14 @@ def table_of(title: str, *heads: str) -> Table:
 
 
 def show_decode(rows, base, against, title, options, console) -> None:
-    bandwidth = [figure for figures in base["bandwidth_gb_s"].values() for figure in figures]
+    bandwidth, best = ([figure for figures in base[which].values() for figure in figures]
+                       for which in ("bandwidth_gb_s", "best_bandwidth_gb_s"))
     heads = []
     for context in options.contexts:
         heads += [f"tok/s at\n{context}", against, "of bound"] + ["one step\na call", "many"] * options.step
     heads += ["KV slope"] * (len(options.contexts) > 1) + ["busy core"] * options.busy
-    read = f"; read bandwidth {statistics.median(bandwidth):.1f} GB/s" if bandwidth else ""
+    read = (f"; read bandwidth {statistics.median(bandwidth):.1f} GB/s, best {statistics.median(best):.1f}"
+            if bandwidth else "")
     table = table_of(f"decode: {title}{read}", *heads)
     for row in rows:
         cells = [row["contender"]]

@@ -32,7 +32,7 @@ void read_unit(const void* p, int64_t unit, int) {
 
 }  // namespace
 
-double read_bandwidth(int64_t bytes, int repeats) {
+std::vector<double> read_bandwidth(int64_t bytes, int repeats) {
   const int64_t units = std::max<int64_t>(1, bytes / kUnit);
   // In the memory that weights get.
   const HugeBlock block = allocate_huge(units * kUnit, Arena::kWeights);
@@ -42,14 +42,14 @@ double read_bandwidth(int64_t bytes, int repeats) {
   std::atomic<uint64_t> sink{0};
   const Context context = {static_cast<const uint64_t*>(block.data), &sink};
   const Stage stage = {read_unit, &context, units};
-  double best = 0;
+  std::vector<double> found;
   for (int i = 0; i < repeats; ++i) {
     const auto start = std::chrono::steady_clock::now();
     run_stages(&stage, 1, units * kUnit, num_threads());
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    best = std::max(best, double(units * kUnit) / seconds.count());
+    found.push_back(double(units * kUnit) / seconds.count());
   }
-  return best;
+  return found;
 }
 
 }  // namespace tle
