@@ -137,24 +137,30 @@ std::optional<float> kth_largest(const float* scores, int64_t n, int64_t k) {
 }
 
 std::optional<int64_t> sort_scores(const float* scores, int64_t n, float* sorted) {
-  constexpr int64_t kDigit = 8, kDigits = 4, kBuckets = 1 << kDigit;
-  // Floats' bits as integers of the same order.
+  constexpr int64_t kDigit = 11, kDigits = 3, kBuckets = 1 << kDigit;
+  // Integers of the same order, whose low bits are 0 where the score's are. -0 becomes 0, its equal.
+  constexpr uint32_t kZero = 0x80000000;
   const auto key_of = [](float score) {
-    const uint32_t bits = std::bit_cast<uint32_t>(score);
-    return bits ^ (uint32_t(int32_t(bits) >> 31) | 0x80000000);
+    const uint32_t bits = std::bit_cast<uint32_t>(score), magnitude = bits & ~kZero;
+    return bits < kZero ? kZero + magnitude : kZero - magnitude;
   };
   const auto score_of = [](uint32_t key) {
-    return std::bit_cast<float>(key ^ (uint32_t(~(int32_t(key) >> 31)) | 0x80000000));
+    return std::bit_cast<float>(key < kZero ? kZero + (kZero - key) : key - kZero);
   };
   const auto scratch = std::make_unique_for_overwrite<uint32_t[]>(size_t(2 * n));
   uint32_t *from = scratch.get(), *to = from + n;
   // After top-k nearly all are -inf: they are counted.
   int64_t count = 0;
   int32_t orderly = 1;
-  for (int64_t i = 0; i < n; ++i) {
-    from[count] = key_of(scores[i]);
-    count += scores[i] > -kInfinity;
-    orderly &= int32_t(scores[i] < kInfinity);
+  for (int64_t start = 0; start < n; start += kTogether) {
+    const float* some = scores + start;
+    const int64_t block = std::min(kTogether, n - start);
+    if (block == kTogether && !any(some, [](Lanes<float> v) { return ~(v <= -kInfinity); })) continue;
+    for (int64_t i = 0; i < block; ++i) {
+      from[count] = key_of(some[i]);
+      count += some[i] > -kInfinity;
+      orderly &= int32_t(some[i] < kInfinity);
+    }
   }
   if (!orderly) return std::nullopt;
   std::array<std::array<uint32_t, kBuckets>, kDigits> places{};
@@ -162,7 +168,7 @@ std::optional<int64_t> sort_scores(const float* scores, int64_t n, float* sorted
     for (size_t digit = 0; digit < kDigits; ++digit) ++places[digit][(from[i] >> (kDigit * digit)) % kBuckets];
   for (size_t digit = 0; digit < kDigits; ++digit) {
     auto& place = places[digit];
-    // The low digits of what was bf16 are all the same.
+    // What was bf16 has no low digits.
     if (std::find(place.begin(), place.end(), uint32_t(count)) != place.end()) continue;
     uint32_t next = 0;
     for (uint32_t& p : place) next += std::exchange(p, next);
@@ -180,6 +186,7 @@ std::vector<int32_t> end_of_sort(const float* scores, int64_t n, int64_t from) {
     int32_t index;
   };
   constexpr int64_t kSmall = 16;  // what libstdc++ leaves to an insertion sort
+  constexpr int64_t kBlock = 64;
   const auto less = [](const Token& a, const Token& b) { return a.score < b.score; };
   const auto tokens = std::make_unique_for_overwrite<Token[]>(size_t(n));
   for (int64_t i = 0; i < n; ++i) tokens[size_t(i)] = {scores[i], int32_t(i)};
@@ -194,8 +201,33 @@ std::vector<int32_t> end_of_sort(const float* scores, int64_t n, int64_t from) {
     Token *a = first + 1, *b = first + (last - first) / 2, *c = last - 1;
     if (!less(*a, *b)) std::swap(a, b);
     std::swap(*first, less(*b, *c) ? *b : less(*a, *c) ? *c : *a);
+    // Hoare's partition: what is not less from the left and what is not greater from the right change places in pairs,
+    // until they meet. A processor cannot foresee which those are; so their places are listed first, in blocks.
     const Token pivot = *first;
     Token *left = first + 1, *right = last;
+    uint8_t lefts[kBlock], rights[kBlock];
+    size_t i = 0, left_count = 0, j = 0, right_count = 0;
+    while (right - left >= 2 * kBlock) {
+      if (i == left_count) {
+        i = left_count = 0;
+        for (int64_t k = 0; k < kBlock; ++k) {
+          lefts[left_count] = uint8_t(k);
+          left_count += !less(left[k], pivot);
+        }
+      }
+      if (j == right_count) {
+        j = right_count = 0;
+        for (int64_t k = 0; k < kBlock; ++k) {
+          rights[right_count] = uint8_t(k);
+          right_count += !less(pivot, right[-1 - k]);
+        }
+      }
+      while (i < left_count && j < right_count) std::swap(left[lefts[i++]], right[-1 - rights[j++]]);
+      if (i == left_count) left += kBlock;
+      if (j == right_count) right -= kBlock;
+    }
+    if (i < left_count) left += lefts[i];
+    if (j < right_count) right -= rights[j];
     for (;; ++left) {
       while (less(*left, pivot)) ++left;
       do --right;
