@@ -7,8 +7,9 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <memory>
 #include <utility>
+
+#include "csrc/runtime/scratch.h"
 
 namespace tle {
 
@@ -96,7 +97,7 @@ int64_t exponential_race(const float* probabilities, int64_t n, TwisterWords& wo
       int32_t racing = 0;
       for (int64_t j = 0; j < kTogether; ++j) {
         const float least = float(int32_t(TwisterWords::temper(drawn[2 * (i + j)]) & kHigh)) * 0x1p-21f;
-        racing |= int32_t(p[i + j] * kSlack >= best * least) | int32_t(p[i + j] < kSmall);
+        racing |= int32_t(p[i + j] * kSlack >= best * least) | (int32_t(p[i + j] > 0) & int32_t(p[i + j] < kSmall));
       }
       if (racing == 0) continue;
       for (int64_t j = 0; j < kTogether; ++j) race(i + j);
@@ -147,8 +148,8 @@ std::optional<int64_t> sort_scores(const float* scores, int64_t n, float* sorted
   const auto score_of = [](uint32_t key) {
     return std::bit_cast<float>(key < kZero ? kZero + (kZero - key) : key - kZero);
   };
-  const auto scratch = std::make_unique_for_overwrite<uint32_t[]>(size_t(2 * n));
-  uint32_t *from = scratch.get(), *to = from + n;
+  Scratch scratch(ScratchMemory::of_this_thread());
+  uint32_t *from = scratch.get<uint32_t>(n), *to = scratch.get<uint32_t>(n);
   // After top-k nearly all are -inf: they are counted.
   int64_t count = 0;
   int32_t orderly = 1;
@@ -188,9 +189,19 @@ std::vector<int32_t> end_of_sort(const float* scores, int64_t n, int64_t from) {
   constexpr int64_t kSmall = 16;  // what libstdc++ leaves to an insertion sort
   constexpr int64_t kBlock = 64;
   const auto less = [](const Token& a, const Token& b) { return a.score < b.score; };
-  const auto tokens = std::make_unique_for_overwrite<Token[]>(size_t(n));
-  for (int64_t i = 0; i < n; ++i) tokens[size_t(i)] = {scores[i], int32_t(i)};
-  Token *first = tokens.get(), *last = first + n, *const edge = first + from;
+  Scratch scratch(ScratchMemory::of_this_thread());
+  Token* const tokens = scratch.get<Token>(n);
+  int64_t impossible = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    tokens[i] = {scores[i], int32_t(i)};
+    impossible += scores[i] == -kInfinity;
+  }
+  const auto are_impossible = [](const Token* some) {
+    int32_t possible = 0;
+    for (int64_t k = 0; k < kBlock; ++k) possible |= int32_t(some[k].score > -kInfinity);
+    return possible == 0;
+  };
+  Token *first = tokens, *last = first + n, *const edge = first + from;
   for (int levels = 2 * (std::bit_width(uint64_t(n)) - 1); last - first > kSmall; --levels) {
     if (levels == 0) {
       std::make_heap(first, last, less);
@@ -205,9 +216,16 @@ std::vector<int32_t> end_of_sort(const float* scores, int64_t n, int64_t from) {
     // until they meet. A processor cannot foresee which those are; so their places are listed first, in blocks.
     const Token pivot = *first;
     Token *left = first + 1, *right = last;
+    // After top-k nearly all are impossible, and which of those change places does not matter below the edge.
+    const bool alike = pivot.score == -kInfinity && impossible <= from;
     uint8_t lefts[kBlock], rights[kBlock];
     size_t i = 0, left_count = 0, j = 0, right_count = 0;
     while (right - left >= 2 * kBlock) {
+      if (alike && are_impossible(left) && are_impossible(right - kBlock)) {
+        left += kBlock;
+        right -= kBlock;
+        continue;
+      }
       if (i == left_count) {
         i = left_count = 0;
         for (int64_t k = 0; k < kBlock; ++k) {
@@ -225,6 +243,12 @@ std::vector<int32_t> end_of_sort(const float* scores, int64_t n, int64_t from) {
       while (i < left_count && j < right_count) std::swap(left[lefts[i++]], right[-1 - rights[j++]]);
       if (i == left_count) left += kBlock;
       if (j == right_count) right -= kBlock;
+      if (alike) {
+        // The next blocks begin with what was not exchanged, so that they can be passed by.
+        if (i < left_count) left += lefts[i];
+        if (j < right_count) right -= rights[j];
+        i = left_count = j = right_count = 0;
+      }
     }
     if (i < left_count) left += lefts[i];
     if (j < right_count) right -= rights[j];
@@ -240,7 +264,7 @@ std::vector<int32_t> end_of_sort(const float* scores, int64_t n, int64_t from) {
   std::stable_sort(first, last, less);
   std::vector<int32_t> indices;
   indices.reserve(size_t(n - from));
-  for (int64_t i = from; i < n; ++i) indices.push_back(tokens[size_t(i)].index);
+  for (int64_t i = from; i < n; ++i) indices.push_back(tokens[i].index);
   return indices;
 }
 

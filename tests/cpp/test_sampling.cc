@@ -22,14 +22,16 @@ TwisterWords new_words(uint32_t seed) {
   return {state, TwisterWords::kSize};
 }
 
-// n scores of which some are equal and, for kinds above 0, most are -inf.
+constexpr int kKinds = 4;
+
+// n scores: all different, some equal, and most of them -inf, nearly all of them.
 std::vector<float> scores_of(int kind, size_t n) {
   std::mt19937 random(uint32_t(n) + 1000 * uint32_t(kind));
   std::vector<float> scores(n);
-  const uint32_t distinct = kind == 0 ? 1 << 30 : uint32_t(1 + n / 4);
+  const uint32_t distinct = kind == 0 ? 1 << 30 : kind == 3 ? 3 : uint32_t(1 + n / 4);
   for (float& s : scores) s = float(random() % distinct) / float(distinct) * 8 - 5;
-  if (kind == 2)
-    for (float& s : scores) s = random() % 8 == 0 ? s : -kInfinity;
+  if (kind >= 2)
+    for (float& s : scores) s = random() % (kind == 2 ? 8 : 300) == 0 ? s : -kInfinity;
   return scores;
 }
 
@@ -104,7 +106,7 @@ TEST(Sampling, TheRaceHasTheFirstLargestQuotient) {
 
 TEST(Sampling, KthLargestIsThatOfASort) {
   for (const size_t n : kSizes)
-    for (int kind = 0; kind < 3; ++kind) {
+    for (int kind = 0; kind < kKinds; ++kind) {
       const std::vector<float> scores = scores_of(kind, n);
       std::vector<float> sorted = scores;
       std::sort(sorted.rbegin(), sorted.rend());
@@ -122,7 +124,7 @@ TEST(Sampling, KthLargestIsThatOfASort) {
 
 TEST(Sampling, ScoresAreSorted) {
   for (const size_t n : kSizes)
-    for (int kind = 0; kind < 3; ++kind) {
+    for (int kind = 0; kind < kKinds; ++kind) {
       std::vector<float> scores = scores_of(kind, n), sorted = scores, got(n);
       std::sort(sorted.begin(), sorted.end());
       const auto impossible = std::count(scores.begin(), scores.end(), -kInfinity);
@@ -152,7 +154,7 @@ void expect_the_end_of_a_sort(const std::vector<float>& scores) {
 
 TEST(Sampling, TheEndOfASortHasTheEqualScoresThatItHas) {
   for (const size_t n : kSizes) {
-    for (int kind = 0; kind < 3; ++kind) expect_the_end_of_a_sort(scores_of(kind, n));
+    for (int kind = 0; kind < kKinds; ++kind) expect_the_end_of_a_sort(scores_of(kind, n));
     std::vector<float> rising(n), organ(n);
     for (size_t i = 0; i < n; ++i) rising[i] = float(i / 3), organ[i] = float(std::min(i, n - i) / 2);
     expect_the_end_of_a_sort(rising);
