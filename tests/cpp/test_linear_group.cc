@@ -218,13 +218,15 @@ TEST(LinearGroup, EveryVariantEqualsTheReference) {
       }
 }
 
-// More rows and panels than a block of the variants for many rows holds, more k than a piece, and a last group that is
-// short by whole lines and by part of one.
+// More rows and panels than a block of the variants for many rows holds, more k than a piece, more groups than fit a
+// buffer, and a last group that is short by whole lines and by part of one.
 TEST(LinearGroup, ManyRowsAndPanels) {
+  struct Shape {
+    int64_t k, rows, n;
+  };
   Random random(7);
   for (const Kind& kind : kKinds)
-    for (int64_t k : {258, 320, 491}) {
-      const int64_t rows = k == 258 ? 71 : k == 320 ? 68 : 134, n = k == 320 ? 150 : 39;
+    for (const auto [k, rows, n] : {Shape{258, 71, 39}, {320, 68, 150}, {491, 134, 39}, {1130, 14, 213}, {16421, 11, 7}}) {
       SCOPED_TRACE(std::string(kind.name) + " k=" + std::to_string(k));
       Weight w(random, kind, kDTypes[k % 3], n, k);
       Input x(random, rows, w, 12);
