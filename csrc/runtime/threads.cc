@@ -36,10 +36,11 @@ constexpr int64_t kMinBytes = 64 * 1024;
 constexpr int kSlots = 64;
 // Into how many ranges a stage's units are divided, at most: one for each member up to here.
 constexpr int kMaxRanges = 16;
-// Units that are claimed at once, at most, and the part of what is left in a range. A claim is a locked instruction: it
-// waits for the loads before it and holds up those behind it, so that each one costs a wait for memory (on Zen 4, two
-// threads, 16 KiB of weights a unit: a tenth of the whole time).
-constexpr int64_t kMaxClaim = 16, kClaimPart = 4;
+// A claim is a locked instruction: it waits for the loads before it and holds up those behind it, so that each one costs
+// a wait for memory (on Zen 4, two threads, 16 KiB of weights a unit: a tenth of the whole time). So units that can be
+// computed as one, which are short, are claimed by halves of what is left in a range. Of others, which may take long,
+// somebody slow should not hold many: a quarter of what is left, and no more than this.
+constexpr int64_t kMaxClaim = 16;
 
 void cpu_relax() {
 #if defined(__x86_64__)
@@ -164,7 +165,8 @@ struct Slot {
       const Range range(stage, index, ranges);
       std::atomic<int64_t>& claimed = claims[i * size_t(ranges) + size_t(index)].count;
       for (int64_t seen; (seen = claimed.load(std::memory_order_relaxed)) < range.size;) {
-        const int64_t wanted = std::clamp<int64_t>((range.size - seen) / kClaimPart, 1, kMaxClaim);
+        const int64_t left = range.size - seen;
+        const int64_t wanted = std::max<int64_t>(1, stage.run_range ? left / 2 : std::min(left / 4, kMaxClaim));
         const int64_t first = claimed.fetch_add(wanted, std::memory_order_relaxed);
         if (first >= range.size) break;
         const int64_t last = std::min(first + wanted, range.size);
