@@ -5,7 +5,8 @@ take turns on an otherwise idle machine.
 
     {"do": "load", "model": ..., "threads": N}          -> {"load_s": ..., "bytes": of weights that a token reads,
                                                             "kv_bytes": of keys and values, per token of context}
-    {"do": "decode", "context": C, "tokens": T}         -> {"tok_s": ...}      behind C tokens that are in the cache
+    {"do": "decode", "context": C, "tokens": T}         -> {"tok_s": ...}      behind C tokens that are in the cache;
+                                                                               "sample": true draws (not llama, ort)
     {"do": "prefill", "tokens": T}                      -> {"tok_s": ...}
     {"do": "logits", "windows": FILE, "target": FILE}   -> {}                  int32 [count, length] of tokens to fp32
                                                                                [positions, vocabulary], both .npy
@@ -113,21 +114,24 @@ class Transformers:
             cache.crop(-more)
         return cache
 
-    def decode(self, context: int, tokens: int) -> dict:
-        """Tokens per second of model.generate behind `context` tokens: the time of tokens + 1 less that of one."""
+    def decode(self, context: int, tokens: int, sample: bool = False) -> dict:
+        """Tokens per second of model.generate behind `context` tokens: the time of tokens + 1 less that of one. Greedy
+        search, or sampling as Qwen3's generation_config.json asks for."""
         prompt = self.prompt(context + 1)
         mask = self.torch.ones_like(prompt)
+        how = {"do_sample": sample, **({"temperature": 0.6, "top_k": 20, "top_p": 0.95} if sample else {})}
 
         def run(count: int) -> float:
             cache = self.cache_of(context)
             start = time.perf_counter()
             out = self.model.generate(prompt, attention_mask=mask, past_key_values=cache, max_new_tokens=count,
-                                      eos_token_id=None, do_sample=False, pad_token_id=0)
+                                      eos_token_id=None, pad_token_id=0, **how)
             assert out.shape[1] == context + 1 + count
             return time.perf_counter() - start
 
-        # While the others had their turns, threads went to sleep and caches were emptied. A slow run of one token would be
-        # subtracted from a warm run of many, and the speed come out too high: a run that does not count, and the median.
+        # While the others had their turns, threads went to sleep and caches were emptied. A slow run of one token would
+        # be subtracted from a warm run of many, and the speed come out too high: a run that does not count, and the
+        # median.
         run(1)
         one = statistics.median(run(1) for _ in range(3))
         return {"tok_s": tokens / (run(tokens + 1) - one)}

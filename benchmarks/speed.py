@@ -14,12 +14,13 @@ figures only, and is named with the reason.
 Figures are medians, ratios are medians of the ratios within a repetition. `of bound`: against the read bandwidth over
 the bytes of weights, keys and values that a token reads. The bandwidth is the median of six passes over 1 GB by a plain
 loop, three right before the figures that are held against it and three right after; `best`, beside it in a table's
-title, is the median of the fastest of each six. `KV slope`: the time
-that a token takes longer in the longest context than in the shortest, over the time that reading the additional keys
-and values takes at that bandwidth. `busy core`: speed with another process spinning on the machine, over the speed
-without. `one step a call`, `many`: `of bound` for the decode operators by themselves, planned_logits and
-planned_greedy_steps (contender.py). `peak MB`: of resident memory, until it is loaded and until the end. `KL` and
-`changed`: what benchmarks/accuracy.py prints, against the eager fp32 model, where the weights are real.
+title, is the median of the fastest of each six. `KV slope`: the time that a token takes longer in the longest context
+than in the shortest, over the time that reading the additional keys and values takes at that bandwidth. `busy core`:
+speed with another process spinning on the machine, over the speed without. `sampled`: tokens per second where tokens
+are drawn as Qwen3's generation config asks (temperature, top-k, top-p). `one step a call`, `many`: `of bound` for the
+decode operators by themselves, planned_logits and planned_greedy_steps (contender.py). `peak MB`: of resident memory,
+until it is loaded and until the end. `KL` and `changed`: what benchmarks/accuracy.py prints, against the eager fp32
+model, where the weights are real.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def start(name: str, model: str, threads: int, options: argparse.Namespace) -> t
         row = {"model": model, "threads": threads, "contender": name, "patch_s": 0.0,
                **worker("load", model=model, threads=threads), "loaded_mb": worker("memory")["peak_mb"], "missing": {},
                "decode": {c: [] for c in options.contexts}, "step": {c: [] for c in options.contexts},
-               "steps": {c: [] for c in options.contexts},
+               "steps": {c: [] for c in options.contexts}, "sampled": {c: [] for c in options.contexts},
                "busy": {c: [] for c in options.contexts}, "bandwidth_gb_s": {c: [] for c in options.contexts},
                "best_bandwidth_gb_s": {c: [] for c in options.contexts},
                "prefill": {n: [] for n in options.prefill}}
@@ -98,10 +99,10 @@ def measure(model: str, threads: int, names: list[str], options: argparse.Namesp
             accuracy: dict[str, dict] | None = None) -> list[dict]:
     """One row per contender, with every single figure.
 
-    row["decode"][context], ["step"], ["steps"], ["busy"], ["bandwidth_gb_s"], ["best_bandwidth_gb_s"] and
-    row["prefill"][tokens] are lists over the repetitions, empty where there is no figure; row["missing"] says why. A
-    contender that has no row at all is {"model", "threads", "contender", "failed": the reason}. `accuracy` holds what
-    is known about contenders already.
+    row["decode"][context], ["sampled"], ["step"], ["steps"], ["busy"], ["bandwidth_gb_s"], ["best_bandwidth_gb_s"]
+    and row["prefill"][tokens] are lists over the repetitions, empty where there is no figure; row["missing"] says why.
+    A contender that has no row at all is {"model", "threads", "contender", "failed": the reason}. `accuracy` holds
+    what is known about contenders already.
     """
     accuracy = {} if accuracy is None else accuracy
     pairs, rows = [], []
@@ -124,6 +125,8 @@ def measure(model: str, threads: int, names: list[str], options: argparse.Namesp
                 passes: list[list[float]] = []
                 take(passes, row, "bandwidth", meter, "bandwidth")
                 take(row["decode"][context], row, f"decode at {context}", worker, "decode", **how)
+                if options.sample and worker.name.startswith(("tle", "transformers")):
+                    take(row["sampled"][context], row, f"sampled at {context}", worker, "decode", sample=True, **how)
                 if options.busy and tle:
                     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinner:
                         take(row["busy"][context], row, f"busy at {context}", worker, "decode", **how)
@@ -234,7 +237,8 @@ def show_decode(rows, base, against, title, options, console) -> None:
                        for which in ("bandwidth_gb_s", "best_bandwidth_gb_s"))
     heads = []
     for context in options.contexts:
-        heads += [f"tok/s at\n{context}", against, "of bound"] + ["one step\na call", "many"] * options.step
+        heads += [f"tok/s at\n{context}", against, "of bound"] + ["sampled"] * options.sample
+        heads += ["one step\na call", "many"] * options.step
     heads += ["KV slope"] * (len(options.contexts) > 1) + ["busy core"] * options.busy
     read = (f"; read bandwidth {statistics.median(bandwidth):.1f} GB/s, best {statistics.median(best):.1f}"
             if bandwidth else "")
@@ -245,6 +249,7 @@ def show_decode(rows, base, against, title, options, console) -> None:
             speed = row["decode"][context]
             cells += [cell(middle(speed), ".1f"), cell(ratio(speed, base["decode"][context]), ".2f"),
                       cell(of_bound(row, "decode", context), ".0%")]
+            cells += [cell(middle(row["sampled"][context]), ".1f")] * options.sample
             if options.step:
                 cells += [cell(of_bound(row, figures, context), ".0%") for figures in ("step", "steps")]
         if len(options.contexts) > 1:
@@ -327,6 +332,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--accuracy-tokens", type=int, default=2048, help="0: no accuracy")
     parser.add_argument("--step", action="store_true", help="also time the decode operators by themselves")
+    parser.add_argument("--sample", action="store_true", help="also decode with sampling")
     parser.add_argument("--busy", action="store_true", help="also decode while another process keeps a core busy")
     parser.add_argument("--as-avx2", action="store_true", help="keep everybody to AVX2, as on a CPU that has no more")
     saved = HERE.parent / "build" / "benchmarks"
