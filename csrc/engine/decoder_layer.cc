@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "csrc/engine/attention.h"
 #include "csrc/engine/norm.h"
@@ -146,7 +147,8 @@ void warm_heads(const HeadsStage& s, int64_t first, int64_t last) {
 class Builder {
  public:
   Builder(Program& program, const DecoderShape& shape, const Pass& pass)
-      : program_(program), m_(shape), pass_(pass), rows_(pass.rows) {}
+      : program_(program), m_(shape), pass_(pass), rows_(pass.rows), residual_(rows(shape.hidden)),
+        other_residual_(rows(shape.hidden)) {}
 
   void* rows(int64_t width) { return program_.scratch<char>(rows_ * width * dtype_size(m_.dtype)); }
 
@@ -159,39 +161,57 @@ class Builder {
     return a;
   }
 
-  // normed = norm(residual (+ delta)); residual is updated in place.
-  UnitShape norm(void* residual, const void* delta, const NormWeight& w, void* normed, int64_t out_stride) {
+  // norm(residual (+ delta)), which becomes the residual. for_linears: they are the next stage, and the only one that
+  // needs the result.
+  Activation norm(const void* delta, const NormWeight& w, bool for_linears, UnitShape& written) {
+    Activation normed = activation(nullptr, m_.hidden);
+    Program::Own memory = {};
+    if (for_linears && normed.small()) {
+      memory = program_.own(rows_ * m_.hidden * dtype_size(m_.dtype));
+      normed.own_stride = memory.stride;
+    } else {
+      memory.memory = static_cast<char*>(rows(m_.hidden));
+    }
+    normed.x = memory.memory;
+
     RmsNormArgs a = {};
-    a.x = delta ? delta : residual;
-    a.residual = delta ? residual : nullptr;
-    a.sum = delta ? residual : nullptr;
+    a.x = delta ? delta : residual_;
+    a.residual = delta ? residual_ : nullptr;
+    if (delta) std::swap(residual_, other_residual_);
+    a.sum = delta ? residual_ : nullptr;
     a.weight = w.data;
-    a.out = normed;
+    a.out = memory.memory;
     a.rows = rows_;
-    a.d = a.x_stride = a.residual_stride = a.sum_stride = m_.hidden;
-    a.out_stride = out_stride;
+    a.d = a.x_stride = a.residual_stride = a.sum_stride = a.out_stride = m_.hidden;
     a.eps = m_.eps;
     a.kind = m_.norm;
     a.dtype = m_.dtype;
     a.weight_dtype = w.dtype;
-    return add_rms_norm(program_, a);
+    written = {};
+    if (normed.own_stride != 0)
+      prepare_rms_norm(program_, a, normed.own_stride);
+    else
+      written = add_rms_norm(program_, a);
+    return normed;
   }
 
-  void head(const void* normed, UnitShape written, const LinearWeight& weight, void* logits) {
-    Activation x = activation(normed, m_.hidden);
+  void* residual() const { return residual_; }
+
+  void head(const void* delta, const NormWeight& final_norm, const LinearWeight& weight, void* logits) {
+    UnitShape written;
+    Activation x = norm(delta, final_norm, true, written);
     const LinearWeight* weights[] = {&weight};
     const LinearOut out[] = {{logits, weight.n, m_.dtype}};
     add_quantize(program_, x, weights, 1, written);
     add_linears(program_, x, weights, out, 1);
   }
 
-  void layer(const DecoderLayer& layer, void* residual, const void* delta_in, void* delta_out) {
+  void layer(const DecoderLayer& layer, const void* delta_in, void* delta_out) {
     const DecoderWeights& w = layer.weights;
     const int64_t q_width = m_.heads * m_.head_dim, kv_width = m_.kv_heads * m_.head_dim;
 
-    void* normed = rows(m_.hidden);
-    UnitShape written = norm(residual, delta_in, w.input_norm, normed, m_.hidden);
-    Activation x = activation(normed, m_.hidden);
+    UnitShape written;
+    Activation x = norm(delta_in, w.input_norm, true, written);
     const LinearWeight* qkv[] = {&w.q, &w.k, &w.v};
     void *q = rows(q_width), *k = rows(kv_width), *v = rows(kv_width);
     const LinearOut qkv_out[] = {{q, q_width, m_.dtype}, {k, kv_width, m_.dtype}, {v, kv_width, m_.dtype}};
@@ -211,13 +231,10 @@ class Builder {
     add_quantize(program_, a, o, 1, written);
     add_linears(program_, a, o, o_out, 1);
 
-    written = norm(residual, delta_out, w.post_norm, normed, m_.hidden);
-    Activation y = activation(normed, m_.hidden);
+    Activation y = norm(delta_out, w.post_norm, true, written);
     const LinearWeight* gate_up[] = {&w.gate, &w.up};
     add_quantize(program_, y, gate_up, 2, written);
-    void* inner = rows(m_.intermediate);
-    written = add_gate_up(program_, y, w.gate, w.up, {inner, m_.intermediate, m_.dtype});
-    Activation z = activation(inner, m_.intermediate);
+    Activation z = add_gate_up(program_, y, w.gate, w.up, written);
     const LinearWeight* down[] = {&w.down};
     add_quantize(program_, z, down, 1, written);
     add_linears(program_, z, down, o_out, 1);
@@ -255,6 +272,7 @@ class Builder {
   DecoderShape m_;
   const Pass& pass_;
   int64_t rows_;
+  void *residual_, *other_residual_;  // a sum goes to the other one: members may still read this one
 };
 
 // The program of one pass through the layers.
@@ -266,20 +284,24 @@ class PassProgram {
               ScratchMemory& memory = ScratchMemory::of_this_thread())
       : m_(m), pass_(pass), program_(count * kStagesPerLayer + kLastStages, memory) {
     Builder builder(program_, m, pass);
-    residual_ = builder.rows(m.hidden);
+    hidden_ = builder.residual();
     void* delta = builder.rows(m.hidden);
     program_.record();
     for (int64_t i = 0; i < count; ++i) {
       program_.rewind();
-      builder.layer(layers[i], residual_, i == 0 ? nullptr : delta, delta);
+      builder.layer(layers[i], i == 0 ? nullptr : delta, delta);
     }
     program_.rewind();
+    const void* last = count > 0 ? delta : nullptr;
+    if (head != nullptr) {
+      builder.head(last, final_norm, *head, logits);
+      return;
+    }
     // Without a final norm only the sum is wanted: the norm stage adds, and what it normalises is dropped.
-    void* normed = builder.rows(m.hidden);
     const NormWeight& last_norm = final_norm.data ? final_norm : layers[count - 1].weights.post_norm;
-    const UnitShape written = builder.norm(residual_, count > 0 ? delta : nullptr, last_norm, normed, m.hidden);
-    if (head != nullptr) builder.head(normed, written, *head, logits);
-    results_ = final_norm.data ? normed : residual_;
+    UnitShape written;
+    const Activation normed = builder.norm(last, last_norm, false, written);
+    results_ = final_norm.data ? normed.x : builder.residual();
   }
 
   // Of tokens first .. first + pass.tokens of every batch row.
@@ -287,19 +309,20 @@ class PassProgram {
     const size_t bytes = size_t(m_.hidden * dtype_size(m_.dtype));
     for (int64_t b = 0; b < pass_.batch; ++b)
       for (int64_t t = 0; t < pass_.tokens; ++t)
-        memcpy(advance(residual_, (b * pass_.tokens + t) * m_.hidden, m_.dtype),
+        memcpy(advance(hidden_, (b * pass_.tokens + t) * m_.hidden, m_.dtype),
                advance(in.hidden, b * in.batch_stride + (first + t) * in.token_stride, m_.dtype), bytes);
     program_.run();
   }
 
-  const void* results() const { return results_; }  // [batch, tokens, hidden]
+  const void* results() const { return results_; }  // [batch, tokens, hidden]; null with a head
   int members() const { return program_.members(); }
 
  private:
   DecoderShape m_;
   const Pass& pass_;
   Program program_;
-  void *residual_, *results_;
+  void* hidden_;  // where the layers begin
+  const void* results_ = nullptr;
 };
 
 }  // namespace

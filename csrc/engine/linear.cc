@@ -162,11 +162,27 @@ void compute(const Kernels& kernels, const Activation& x, const LinearWeight& w,
 
 int64_t traffic(const LinearWeight& w, int64_t rows) { return w.bytes() * std::max<int64_t>(1, rows / 8); }
 
+// A member's copy, which lies `bytes` behind the first one's.
+template <class T>
+T* own(T* p, int64_t bytes) {
+  return p ? reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(p) + uintptr_t(bytes)) : nullptr;
+}
+
 struct QuantizeStage {
   QuantizeRowsArgs args;
   QuantizeRowsFn* fn;
-  UnitShape unit;  // whole groups; more than one row only where a unit has all columns
+  UnitShape unit;                     // whole groups; more than one row only where a unit has all columns
+  int64_t x_stride = 0, q_stride = 0;  // from one member's copy to the next one's, bytes
 };
+
+void prepare_quantized(const QuantizeStage& s, int member, bool) {
+  QuantizeRowsArgs a = s.args;
+  a.x = static_cast<const char*>(a.x) + member * s.x_stride;
+  a.codes = own(a.codes, member * s.q_stride);
+  a.scales = own(a.scales, member * s.q_stride);
+  a.sums = own(a.sums, member * s.q_stride);
+  s.fn(a);
+}
 
 void run_quantize(const QuantizeStage& s, int64_t unit, int) {
   QuantizeRowsArgs a = s.args;
@@ -196,14 +212,15 @@ struct LinearsStage {
   int count;
 };
 
-void run_linears(const LinearsStage& s, int64_t unit, int) {
+void run_linears(const LinearsStage& s, int64_t unit, int member) {
   int i = 0;
   while (unit >= s.grids[i].units) unit -= s.grids[i++].units;
-  compute(s.kernels, s.x, s.weights[i], s.outs[i], block_of(s.weights[i], s.grids[i], s.x.rows, unit));
+  compute(s.kernels, s.x.of(member), s.weights[i], s.outs[i], block_of(s.weights[i], s.grids[i], s.x.rows, unit));
 }
 
 // Few rows: units that are neighbours are one block of channels.
-void run_linears_range(const LinearsStage& s, int64_t first, int64_t last, int) {
+void run_linears_range(const LinearsStage& s, int64_t first, int64_t last, int member) {
+  const Activation x = s.x.of(member);
   int i = 0;
   for (; first < last; ++i) {
     const Grid& g = s.grids[i];
@@ -211,7 +228,7 @@ void run_linears_range(const LinearsStage& s, int64_t first, int64_t last, int) 
     if (first < end) {
       Block b = block_of(s.weights[i], g, s.x.rows, first);
       b.channels = std::min((end - first) * g.panels_per_unit * kPanelChannels, s.weights[i].n - b.channel);
-      compute(s.kernels, s.x, s.weights[i], s.outs[i], b);
+      compute(s.kernels, x, s.weights[i], s.outs[i], b);
     }
     first = std::max<int64_t>(0, first - g.units);
     last -= g.units;
@@ -233,7 +250,8 @@ void warm_linears(const LinearsStage& s, int64_t first, int64_t) {
 struct SwigluStage {
   SwigluArgs args;
   SwigluFn* fn;
-  int64_t blocks;  // of kSwigluColumns columns
+  int64_t blocks;          // of kSwigluColumns columns
+  int64_t own_stride = 0;  // of out, bytes
 };
 
 struct GateUpStage {
@@ -265,6 +283,17 @@ const QuantizedRows& Activation::with_group(int32_t group) const {
   throw std::logic_error("a packed weight wants activation groups that no scheme has");
 }
 
+Activation Activation::of(int member) const {
+  Activation a = *this;
+  a.x = own(static_cast<const char*>(x), member * own_stride);
+  for (QuantizedRows& q : a.quantized) {
+    q.codes = own(q.codes, member * q.own_stride);
+    q.scales = own(q.scales, member * q.own_stride);
+    q.sums = own(q.sums, member * q.own_stride);
+  }
+  return a;
+}
+
 void add_quantize(Program& program, Activation& x, const LinearWeight* const* weights, int count, UnitShape written) {
   // Continuations first: they belong to the stage that is the last one now.
   for (const bool following : {true, false})
@@ -278,21 +307,33 @@ void add_quantize(Program& program, Activation& x, const LinearWeight* const* we
       if (following) {
         const bool whole = written.columns >= x.k;
         const bool groups = written.rows == 1 && group > 0 && written.columns % group == 0;
-        if (written.rows == 0 || written.columns == 0 || !(whole || groups)) continue;
+        if (x.own_stride != 0 || written.rows == 0 || written.columns == 0 || !(whole || groups)) continue;
         stage.unit = written;
       }
       const int64_t units = ceil_div(x.rows, stage.unit.rows) * std::max<int64_t>(1, ceil_div(x.k, stage.unit.columns));
       if (following && !program.can_follow(units)) continue;
       const int64_t groups = group ? ceil_div(x.k, group) : 1;
       q.code_stride = QuantizedRows::stride_for(x.k);
-      q.codes = program.scratch<int8_t>(x.rows * q.code_stride);
-      q.scales = program.scratch<float>(x.rows * groups);
-      q.sums = program.scratch<int32_t>(x.rows * groups);
+      const int64_t code_bytes = x.rows * q.code_stride, scale_bytes = ceil_div(x.rows * groups * 4, 64) * 64;
+      Program::Own memory = {};
+      if (!following && x.small()) {
+        memory = program.own(code_bytes + 2 * scale_bytes);
+        q.own_stride = memory.stride;
+      } else {
+        memory.memory = program.scratch<char>(code_bytes + 2 * scale_bytes);
+      }
+      q.codes = reinterpret_cast<int8_t*>(memory.memory);
+      q.scales = reinterpret_cast<float*>(memory.memory + code_bytes);
+      q.sums = reinterpret_cast<int32_t*>(memory.memory + code_bytes + scale_bytes);
+      stage.x_stride = x.own_stride;
+      stage.q_stride = q.own_stride;
       stage.args = {x.x, q.codes, q.scales, q.sums, x.rows, x.k, group, x.stride, q.code_stride, x.dtype};
       stage.fn = quantize_rows_table.get();
       const int64_t bytes = x.rows * x.k * dtype_size(x.dtype);
       if (following)
         program.follow(stage, bytes, run_quantize);
+      else if (q.own_stride != 0)
+        program.prepare(stage, bytes, prepare_quantized);
       else
         program.add(stage, units, bytes, run_quantize);
     }
@@ -331,16 +372,38 @@ UnitShape add_swiglu(Program& program, const SwigluArgs& args) {
   return {1, kSwigluColumns};
 }
 
-UnitShape add_gate_up(Program& program, const Activation& x, const LinearWeight& gate, const LinearWeight& up,
-                      const LinearOut& out) {
-  const LinearOut up_out = {program.scratch<float>(x.rows * up.n), up.n, out.dtype};
+Activation add_gate_up(Program& program, const Activation& x, const LinearWeight& gate, const LinearWeight& up,
+                       UnitShape& written) {
+  const int64_t bytes = x.rows * gate.n * dtype_size(x.dtype);
+  const LinearOut out = {program.scratch<char>(bytes), gate.n, x.dtype};
+  const LinearOut up_out = {program.scratch<char>(bytes), up.n, x.dtype};
+  Activation inner;
+  inner.x = out.out;
+  inner.dtype = x.dtype;
+  inner.rows = x.rows;
+  inner.k = inner.stride = gate.n;
+  written = {};
   if (x.rows < kGemmRows) {
     // Memory is read faster in one stream after the other (Zen 4: by 15 %) than with both in turn.
     const LinearWeight* weights[] = {&gate, &up};
     const LinearOut outs[] = {out, up_out};
     add_linears(program, x, weights, outs, 2);
-    return add_swiglu(program, {out.out, up_out.out, out.out, x.rows, gate.n, out.stride, up_out.stride, out.stride,
-                                out.dtype});
+    SwigluArgs args = {out.out, up_out.out, out.out, x.rows, gate.n, out.stride, up_out.stride, out.stride, out.dtype};
+    if (!inner.small()) {
+      written = add_swiglu(program, args);
+      return inner;
+    }
+    const Program::Own memory = program.own(bytes);
+    args.out = memory.memory;
+    inner.x = memory.memory;
+    inner.own_stride = memory.stride;
+    const SwigluStage stage = {args, swiglu_table.get(), 1, memory.stride};
+    program.prepare(stage, 3 * bytes, +[](const SwigluStage& s, int member, bool) {
+      SwigluArgs a = s.args;
+      a.out = static_cast<char*>(a.out) + member * s.own_stride;
+      s.fn(a);
+    });
+    return inner;
   }
   GateUpStage stage;
   stage.x = x;
@@ -365,7 +428,7 @@ UnitShape add_gate_up(Program& program, const Activation& x, const LinearWeight&
         a.dtype = s.out.dtype;
         s.kernels.swiglu(a);
       });
-  return {};
+  return inner;
 }
 
 }  // namespace tle

@@ -31,6 +31,7 @@ struct QuantizedRows {
   int64_t code_stride = 0;
   float* scales = nullptr;  // [rows, groups]
   int32_t* sums = nullptr;  // [rows, groups]
+  int64_t own_stride = 0;   // bytes from one member's copy to the next one's; 0: all have the same
 
   // Whole lines of weights, and an odd number of 64 bytes: rows that lie a power of two apart would fight for the same
   // few places in the first-level cache.
@@ -44,13 +45,22 @@ struct Activation {
   const void* x = nullptr;
   DType dtype = DType::kF32;
   int64_t rows = 0, k = 0, stride = 0;  // stride in elements
+  int64_t own_stride = 0;               // of x: as in QuantizedRows
   QuantizedRows quantized[4];           // by kGroups
+
+  // So few that every member computes them for itself (Program::prepare) sooner than all of them meet once more.
+  bool small() const { return rows <= kOwnRows && rows * k <= kOwnElements; }
+  static constexpr int64_t kOwnRows = 8, kOwnElements = 4096;
+
+  // With this member's copies.
+  Activation of(int member) const;
 
   const QuantizedRows& with_group(int32_t group) const;
 };
 
 // Adds what quantises the rows in every way that a weight of the list wants and that was not added before: where the
-// units of the last stage, which wrote x, have whole groups in their hands, as their continuation, otherwise as stages.
+// units of the last stage, which wrote x, have whole groups in their hands, as their continuation; small rows by every
+// member for itself, for the next stage only; otherwise as stages.
 void add_quantize(Program& program, Activation& x, const LinearWeight* const* weights, int count,
                   UnitShape written = {});
 
@@ -67,9 +77,10 @@ void add_linears(Program& program, const Activation& x, const LinearWeight* cons
 // One stage: SwiGLU of rows that lie in memory (kernels/swiglu). Returns what its units write of `out`.
 UnitShape add_swiglu(Program& program, const SwigluArgs& args);
 
-// One or two stages: out = silu(x gate^T + bias) * (x up^T + bias), rounded where the unfused operators round. Returns
-// what the units of the last one write of `out`.
-UnitShape add_gate_up(Program& program, const Activation& x, const LinearWeight& gate, const LinearWeight& up,
-                      const LinearOut& out);
+// One or two stages: out = silu(x gate^T + bias) * (x up^T + bias) in working memory, rounded where the unfused
+// operators round. x's type is out's. Sets `written` to what the units of the last one write; a small `out` is computed
+// by every member for itself, for the next stage only.
+Activation add_gate_up(Program& program, const Activation& x, const LinearWeight& gate, const LinearWeight& up,
+                       UnitShape& written);
 
 }  // namespace tle

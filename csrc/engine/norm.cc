@@ -30,9 +30,8 @@ void run_unit(const NormStage& stage, int64_t unit, int) {
 }
 
 // Of a few rows; many are read in a stream.
-void warm_units(const NormStage& stage, int64_t first, int64_t) {
-  const RmsNormArgs& a = stage.args;
-  if (first > 0 || a.rows > 1) return;
+void warm_rows(const RmsNormArgs& a) {
+  if (a.rows > 1) return;
   const auto warm = [&](const void* p, DType t) {
     if (p != nullptr) prefetch_lines(static_cast<const char*>(p), (a.d * dtype_size(t) + 63) / 64);
   };
@@ -40,7 +39,29 @@ void warm_units(const NormStage& stage, int64_t first, int64_t) {
   warm(a.residual, a.dtype);
 }
 
+void warm_units(const NormStage& stage, int64_t first, int64_t) {
+  if (first == 0) warm_rows(stage.args);
+}
+
+struct OwnNorm {
+  RmsNormArgs args;
+  RmsNormFn* fn;
+  int64_t own_stride;
+};
+
 }  // namespace
+
+void prepare_rms_norm(Program& program, const RmsNormArgs& args, int64_t own_stride) {
+  program.prepare(
+      OwnNorm{args, rms_norm_table.get(), own_stride}, args.rows * args.d * dtype_size(args.dtype) * 2,
+      +[](const OwnNorm& n, int member, bool has_unit_0) {
+        RmsNormArgs a = n.args;
+        a.out = advance(a.out, member * n.own_stride);
+        if (!has_unit_0) a.sum = nullptr;
+        n.fn(a);
+      },
+      +[](const OwnNorm& n) { warm_rows(n.args); });
+}
 
 UnitShape add_rms_norm(Program& program, const RmsNormArgs& args) {
   const int64_t bytes_per_row = std::max<int64_t>(1, args.d) * dtype_size(args.dtype) * 2;

@@ -6,6 +6,7 @@
 
 #include <stdexcept>
 #include <type_traits>
+#include <utility>
 
 #include "csrc/runtime/scratch.h"
 #include "csrc/runtime/threads.h"
@@ -19,6 +20,13 @@ struct UnitShape {
 };
 
 class Program {
+  // The beginning of what prepare() binds.
+  struct Preparation {
+    void (*run)(const Preparation*, int member, bool has_unit_0);
+    void (*warm)(const Preparation*);
+    Preparation* next;
+  };
+
  public:
   // In the calling thread's scratch, or in memory of one's own for a program that is kept between calls.
   explicit Program(int64_t max_stages, ScratchMemory& memory = ScratchMemory::of_this_thread())
@@ -56,15 +64,24 @@ class Program {
            void (*run)(const Context&, int64_t unit, int member),
            void (*warm)(const Context&, int64_t first, int64_t last) = nullptr,
            void (*run_range)(const Context&, int64_t first, int64_t last, int member) = nullptr) {
-    if (units == 0) return;
+    if (units == 0 && prepared_ == nullptr) return;
+    if (units == 0) throw std::logic_error("what was prepared is for a stage without units");
     if (count_ == capacity_) throw std::logic_error("a program has more stages than it asked for");
     const Call call = bind(context, run, warm, run_range);
     Stage& stage = stages_[count_++];
     stage = {call.run, call.context, units, end_ - static_cast<const char*>(call.context), nullptr};
-    if (warm != nullptr)
+    Bound<Context>& bound = *static_cast<Bound<Context>*>(const_cast<void*>(call.context));
+    bound.prepared = std::exchange(prepared_, nullptr);
+    if (bound.prepared != nullptr)
+      stage.prepare = [](const void* p, int member, bool has_unit_0) {
+        for (const Preparation* q = static_cast<const Bound<Context>*>(p)->prepared; q != nullptr; q = q->next)
+          q->run(q, member, has_unit_0);
+      };
+    if (warm != nullptr || bound.prepared != nullptr)
       stage.warm = [](const void* p, int64_t first, int64_t last) {
         const Bound<Context>& b = *static_cast<const Bound<Context>*>(p);
-        b.warm(b.context, first, last);
+        for (const Preparation* q = b.prepared; q != nullptr; q = q->next) q->warm(q);
+        if (b.warm != nullptr) b.warm(b.context, first, last);
       };
     if (run_range != nullptr)
       stage.run_range = [](const void* p, int64_t first, int64_t last, int member) {
@@ -72,6 +89,48 @@ class Program {
         b.run_range(b.context, first, last, member);
       };
     bytes_ += bytes;
+  }
+
+  // Before the next stage's units: run(context, member, has_unit_0) for each member that takes part in it, in the order
+  // of the calls. What it computes is the member's own, in a copy of `own` memory; what all shall read in later stages
+  // only the member with unit 0 writes. Instead of a stage of one unit, which one member computes while all others wait
+  // to meet. warm(context), if given, asks the caches for what it reads.
+  template <class Context>
+  void prepare(const Context& context, int64_t bytes, void (*run)(const Context&, int member, bool has_unit_0),
+               void (*warm)(const Context&) = nullptr) {
+    static_assert(std::is_trivially_copyable_v<Context> && std::is_trivially_destructible_v<Context>);
+    struct Held : Preparation {
+      Context context;
+      void (*compute)(const Context&, int, bool);
+      void (*read_ahead)(const Context&);
+    };
+    Held* held = scratch_.get<Held>(1);
+    held->context = context;
+    held->compute = run;
+    held->read_ahead = warm;
+    held->next = nullptr;
+    held->run = [](const Preparation* p, int member, bool has_unit_0) {
+      const Held& h = *static_cast<const Held*>(p);
+      h.compute(h.context, member, has_unit_0);
+    };
+    held->warm = [](const Preparation* p) {
+      const Held& h = *static_cast<const Held*>(p);
+      if (h.read_ahead != nullptr) h.read_ahead(h.context);
+    };
+    Preparation** last = &prepared_;
+    while (*last != nullptr) last = &(*last)->next;
+    *last = held;
+    bytes_ += bytes;
+  }
+
+  // Memory of which each member has a copy: `bytes` for member 0 and, `stride` bytes further, for each one after it.
+  struct Own {
+    char* memory;
+    int64_t stride;
+  };
+  Own own(int64_t bytes) {
+    const int64_t stride = (bytes + 63) / 64 * 64;
+    return {scratch<char>(stride * members_), stride};
   }
 
   // Whether the last stage has this many units, so that one may follow() there.
@@ -113,6 +172,7 @@ class Program {
     void (*warm)(const Context&, int64_t, int64_t);
     void (*run_range)(const Context&, int64_t, int64_t, int);
     Call next;
+    const Preparation* prepared;
   };
 
   template <class Context>
@@ -121,7 +181,7 @@ class Program {
             void (*run_range)(const Context&, int64_t, int64_t, int)) {
     static_assert(std::is_trivially_copyable_v<Context> && std::is_trivially_destructible_v<Context>);
     Bound<Context>* bound = scratch_.get<Bound<Context>>(1);
-    *bound = {context, run, warm, run_range, {}};
+    *bound = {context, run, warm, run_range, {}, nullptr};
     next_ = &bound->next;
     end_ = reinterpret_cast<const char*>(bound + 1);
     return {[](const void* p, int64_t unit, int member) {
@@ -137,8 +197,9 @@ class Program {
   int blocks_ = 0, next_block_ = 0;
   bool recording_ = false;
   Stage* stages_;
-  Call* next_ = nullptr;       // of what was bound last
-  const char* end_ = nullptr;  // of its context
+  Preparation* prepared_ = nullptr;  // for the next stage
+  Call* next_ = nullptr;             // of what was bound last
+  const char* end_ = nullptr;        // of its context
   int64_t capacity_, count_ = 0, bytes_ = 0;
   int members_;
 };

@@ -111,8 +111,10 @@ void warm(const Stage& stage, int64_t range, int64_t ranges) {
 }
 
 // Units first .. last - 1, and before the last of them, if that ends the range, what the next stage will read.
-void run_claimed(const Stage& stage, int64_t first, int64_t last, int member, const Stage* next, int64_t range,
-                 int64_t ranges) {
+// prepared: whether the member ran units of this stage before.
+void run_claimed(const Stage& stage, int64_t first, int64_t last, int member, bool prepared, const Stage* next,
+                 int64_t range, int64_t ranges) {
+  if (stage.prepare != nullptr && (!prepared || first == 0)) stage.prepare(stage.context, member, first == 0);
   const auto run = [&](int64_t from, int64_t to) {
     if (from == to) return;
     if (stage.run_range != nullptr) return stage.run_range(stage.context, from, to, member);
@@ -171,7 +173,7 @@ struct Slot {
         if (first >= range.size) break;
         const int64_t last = std::min(first + wanted, range.size);
         const bool ends = last == range.size && i + 1 < stages.size();
-        run_claimed(stage, range.first + first, range.first + last, member, ends ? &stages[i + 1] : nullptr,
+        run_claimed(stage, range.first + first, range.first + last, member, ran > 0, ends ? &stages[i + 1] : nullptr,
                     member % ranges, ranges);
         ran += last - first;
       }
@@ -207,7 +209,7 @@ void run_alone(const Stage* stages, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     if (i + 1 < count) prefetch_context(stages[i + 1]);
     const Stage* next = i + 1 < count ? &stages[i + 1] : nullptr;
-    if (stages[i].units > 0) run_claimed(stages[i], 0, stages[i].units, 0, next, 0, 1);
+    if (stages[i].units > 0) run_claimed(stages[i], 0, stages[i].units, 0, false, next, 0, 1);
   }
 }
 

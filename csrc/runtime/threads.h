@@ -27,6 +27,9 @@ struct Stage {
   void (*warm)(const void* context, int64_t first, int64_t last) = nullptr;
   // Or null: the same as run for each of the units first .. last - 1, only faster.
   void (*run_range)(const void* context, int64_t first, int64_t last, int member) = nullptr;
+  // Or null: computes what units read and each member has a copy of. A member that has claimed units calls it before
+  // the first of them, and once more if it comes to unit 0 later; only who has unit 0 writes what others read later.
+  void (*prepare)(const void* context, int member, bool has_unit_0) = nullptr;
 };
 
 // Threads that a call may use, the caller included: TLE_NUM_THREADS or the number of usable performance cores.

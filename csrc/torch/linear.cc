@@ -250,12 +250,8 @@ at::Tensor fused_mlp(const at::Tensor& x, const at::Tensor& gate, const at::Tens
   Activation a = activation_of(rows, dtype);
   const LinearWeight *first[] = {&g, &u}, *second[] = {&d};
   add_quantize(program, a, first, 2);
-  Activation inner;
-  inner.x = program.scratch<char>(rows.rows * intermediate_size * dtype_size(dtype));
-  inner.dtype = dtype;
-  inner.rows = rows.rows;
-  inner.k = inner.stride = intermediate_size;
-  const UnitShape written = add_gate_up(program, a, g, u, {const_cast<void*>(inner.x), inner.stride, dtype});
+  UnitShape written;
+  Activation inner = add_gate_up(program, a, g, u, written);
   add_quantize(program, inner, second, 1, written);
   const LinearOut outs[] = {{out.mutable_data_ptr(), hidden, dtype}};
   add_linears(program, inner, second, outs, 1);

@@ -40,6 +40,59 @@ TEST_F(Threads, EveryUnitRunsOnceForEveryTeamSize) {
   }
 }
 
+// Each member that runs units has prepared before the first of them, and whoever runs unit 0 knew it then.
+TEST_F(Threads, MembersPrepareBeforeTheirUnits) {
+  struct Prepared {
+    std::atomic<int> by[8] = {}, with_unit_0[8] = {}, shared{0};
+    Counts counts;
+  };
+  for (int threads : {1, 2, 3, 8}) {
+    set_num_threads(threads);
+    for (int64_t units : {1, 2, 7, 1000})
+      for (bool ranges : {false, true}) {
+        Prepared p[3];
+        Stage stages[3];
+        for (int i = 0; i < 3; ++i) {
+          Stage& stage = stages[i];
+          stage.context = &p[i];
+          stage.units = units;
+          stage.prepare = [](const void* context, int member, bool has_unit_0) {
+            Prepared& here = *static_cast<Prepared*>(const_cast<void*>(context));
+            here.by[member].fetch_add(1);
+            if (has_unit_0) here.with_unit_0[member].fetch_add(1);
+          };
+          stage.run = [](const void* context, int64_t unit, int member) {
+            Prepared& here = *static_cast<Prepared*>(const_cast<void*>(context));
+            EXPECT_GE(here.by[member].load(), 1);
+            if (unit == 0) here.shared = here.with_unit_0[member].load();
+            count_unit(&here.counts, unit, member);
+            if (unit % 5 == 0) std::this_thread::yield();
+          };
+          if (ranges)
+            stage.run_range = [](const void* context, int64_t first, int64_t last, int member) {
+              Prepared& here = *static_cast<Prepared*>(const_cast<void*>(context));
+              EXPECT_GE(here.by[member].load(), 1);
+              for (int64_t unit = first; unit < last; ++unit) {
+                if (unit == 0) here.shared = here.with_unit_0[member].load();
+                count_unit(&here.counts, unit, member);
+              }
+            };
+        }
+        run_stages(stages, 3, kLarge, threads);
+        for (Prepared& here : p) {
+          int with_unit_0 = 0;
+          for (int member = 0; member < threads; ++member) {
+            EXPECT_LE(here.by[member].load(), 2) << "the first units, and unit 0";
+            with_unit_0 += here.with_unit_0[member].load();
+          }
+          EXPECT_EQ(with_unit_0, 1);
+          EXPECT_EQ(here.shared.load(), 1);
+          for (int64_t i = 0; i < units; ++i) ASSERT_EQ(here.counts.done[i].load(), 1);
+        }
+      }
+  }
+}
+
 TEST_F(Threads, RangesOfUnitsCoverEachUnitOnce) {
   for (int threads : {1, 2, 3, 8}) {
     set_num_threads(threads);
