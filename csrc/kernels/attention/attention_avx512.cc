@@ -1,5 +1,7 @@
 #include "csrc/kernels/common/lanes_avx512.h"
 
+#include "csrc/kernels/attention/slice_16.h"
+
 namespace tle {
 namespace {
 

@@ -1,13 +1,15 @@
 // attention on the 16 canonical lanes; include after one of common/lanes_*.h and after
 //
 //   kGroup                   rows that go through both products together
-//   kDotRows, kDotKeys[r]    the tile of q k: r = 1 .. kDotRows rows x kDotKeys[r] keys, whose lanes fit in registers;
+//   Slice, kSliceLanes       the lanes that a tile of q k goes through before the others, with load_slice<T>(p),
+//                            zero_slice(), fma and store
+//   kDotRows, kDotKeys[r]    that tile: r = 1 .. kDotRows rows x kDotKeys[r] keys, whose slices fit in registers;
 //                            kDotKeys[r] divides 16
 //   kValueLanes[r]           the tile of p v: r = 1 .. kGroup rows x kValueLanes[r] x 16 columns
 //   kStreamRows              rows of that tile at most where values come from memory and it does not span them
 //   kDirectRows              with more rows than this, 16-bit keys and values are widened once into a buffer
-//   kJoinsKeys               the lanes of a tile of 4 keys are joined (join_4) before the next tile, which saves storing
-//                            them; keys are then read 32 elements at a time
+//   kJoinsKeys               a slice is all lanes, and those of a tile of 4 keys are joined (join_4) before the next
+//                            tile, which saves storing them; keys are then read 32 elements at a time
 //   load_2<T>(p, to)         p[0 .. 15], p[16 .. 31]
 //
 // A block of keys goes through three passes: scores of all rows, softmax row by row, and the weighted sum of the
@@ -28,9 +30,12 @@ constexpr int64_t kScoreStride = kAttentionBlock + kAttentionSpread + 64;
 constexpr int64_t kSubBlock = 64;  // keys or values that are widened, or stay in the first cache, at a time
 constexpr float kSkipped = -1.0f;  // no exp is negative
 // Several rows use a line more slowly than one row does: then what the hardware prefetches by itself is too little.
-// Into the second cache, because the first has too few lines in flight (Zen 4, 4 rows, D = 128: 12 GB/s without, 11
-// with prefetches into the first cache, 18 GB/s into the second, this far ahead; nearer or further is slower).
-constexpr int64_t kPrefetchBytes = 16 * 1024;
+// Into the second cache, because the first has too few lines in flight: half as fast. Each line: with every second one
+// it is 15 % slower. How far ahead matters little for 16-bit slots (Zen 4, one thread, 2 rows of 128, 3 and 4 rows of
+// 64: 75, 78 and 66 % of the bandwidth, and 74, 76 and 62 % with 16 KiB); int8 ones are read a fifth more slowly with
+// 8 KiB.
+template <DType T>
+constexpr int64_t kPrefetchBytes = T == DType::kI8 ? 16 * 1024 : 8 * 1024;
 constexpr float kLane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 static inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -66,7 +71,8 @@ struct Ahead {
 template <DType T>
 static inline Ahead ahead_of(const typename Element<T>::type* rows, int64_t stride, int64_t n, int64_t count) {
   constexpr int64_t kSize = int64_t(sizeof(typename Element<T>::type));
-  const int64_t bytes = stride * kSize, distance = bytes > 0 && bytes < kPrefetchBytes ? kPrefetchBytes / bytes : 1;
+  const int64_t bytes = stride * kSize;
+  const int64_t distance = bytes > 0 && bytes < kPrefetchBytes<T> ? kPrefetchBytes<T> / bytes : 1;
   if (count <= distance) return {};
   // A row that begins within a line ends in one more. Without that one, int8 of 64 + 4 bytes are read 20 % more slowly.
   const int64_t lines = (n * kSize + 63) / 64 + (bytes % 64 != 0);
@@ -83,46 +89,59 @@ static inline void dot_16_keys(const float* q, const typename Element<T>::type* 
                                      ahead.share(1, 2));
   } else {
     constexpr int kKeys = kDotKeys[kRows];
-    constexpr bool kJoin = kJoinsKeys && kKeys == 4;
-    f32x16 lanes[kRows][kJoin ? 4 : 16];  // of the keys, or joined
-    for (int first = 0; first < 16; first += kKeys) {
-      f32x16 acc[kRows][kKeys];
-      TLE_UNROLL for (int r = 0; r < kRows; ++r)
-        TLE_UNROLL for (int j = 0; j < kKeys; ++j) acc[r][j] = zero();
-      for (int j = 0; j < kKeys; ++j) ahead.fetch(first + j);
-      int64_t i = 0;
-      if constexpr (kJoin) {
+    if constexpr (kJoinsKeys) {
+      static_assert(kKeys == 4 && kSliceLanes == 16);
+      f32x16 joined[kRows][4];
+      for (int first = 0; first < 16; first += 4) {
+        f32x16 acc[kRows][4];
+        TLE_UNROLL for (int r = 0; r < kRows; ++r)
+          TLE_UNROLL for (int j = 0; j < 4; ++j) acc[r][j] = zero_slice();
+        for (int j = 0; j < 4; ++j) ahead.fetch(first + j);
+        int64_t i = 0;
         for (; i + 32 <= d; i += 32) {
-          f32x16 keys[kKeys][2];
-          TLE_UNROLL for (int j = 0; j < kKeys; ++j) load_2<T>(k + (first + j) * k_stride + i, keys[j]);
+          f32x16 keys[4][2];
+          TLE_UNROLL for (int j = 0; j < 4; ++j) load_2<T>(k + (first + j) * k_stride + i, keys[j]);
           TLE_UNROLL for (int half = 0; half < 2; ++half)
             TLE_UNROLL for (int r = 0; r < kRows; ++r) {
               const f32x16 query = load(q + r * d + i + 16 * half);
-              TLE_UNROLL for (int j = 0; j < kKeys; ++j) acc[r][j] = fma(query, keys[j][half], acc[r][j]);
+              TLE_UNROLL for (int j = 0; j < 4; ++j) acc[r][j] = fma(query, keys[j][half], acc[r][j]);
             }
         }
+        for (; i < d; i += 16) {
+          f32x16 keys[4];
+          TLE_UNROLL for (int j = 0; j < 4; ++j) keys[j] = load_slice<T>(k + (first + j) * k_stride + i);
+          TLE_UNROLL for (int r = 0; r < kRows; ++r) {
+            const f32x16 query = load(q + r * d + i);
+            TLE_UNROLL for (int j = 0; j < 4; ++j) acc[r][j] = fma(query, keys[j], acc[r][j]);
+          }
+        }
+        TLE_UNROLL for (int r = 0; r < kRows; ++r) joined[r][first / 4] = join_4(acc[r]);
       }
-      for (; i < d; i += 16) {
-        f32x16 keys[kKeys];
-        TLE_UNROLL for (int j = 0; j < kKeys; ++j) keys[j] = load_as<T>(k + (first + j) * k_stride, i);
-        TLE_UNROLL for (int r = 0; r < kRows; ++r) {
-          const f32x16 query = load(q + r * d + i);
-          TLE_UNROLL for (int j = 0; j < kKeys; ++j) acc[r][j] = fma(query, keys[j], acc[r][j]);
+      for (int r = 0; r < kRows; ++r) store(scores + r * kScoreStride, reduce_joined(joined[r]));
+    } else {
+      alignas(64) float lanes[kRows][16][16];  // of each key
+      for (int first = 0; first < 16; first += kKeys) {
+        for (int j = 0; j < kKeys; ++j) ahead.fetch(first + j);
+        for (int lane = 0; lane < 16; lane += kSliceLanes) {
+          Slice acc[kRows][kKeys];
+          TLE_UNROLL for (int r = 0; r < kRows; ++r)
+            TLE_UNROLL for (int j = 0; j < kKeys; ++j) acc[r][j] = zero_slice();
+          for (int64_t i = lane; i < d; i += 16) {
+            Slice queries[kRows];
+            TLE_UNROLL for (int r = 0; r < kRows; ++r) queries[r] = load_slice<DType::kF32>(q + r * d + i);
+            TLE_UNROLL for (int j = 0; j < kKeys; ++j) {
+              const Slice key = load_slice<T>(k + (first + j) * k_stride + i);
+              TLE_UNROLL for (int r = 0; r < kRows; ++r) acc[r][j] = fma(queries[r], key, acc[r][j]);
+            }
+          }
+          TLE_UNROLL for (int r = 0; r < kRows; ++r)
+            TLE_UNROLL for (int j = 0; j < kKeys; ++j) store(lanes[r][first + j] + lane, acc[r][j]);
         }
       }
-      TLE_UNROLL for (int r = 0; r < kRows; ++r) {
-        if constexpr (kJoin) {
-          lanes[r][first / 4] = join_4(acc[r]);
-        } else {
-          TLE_UNROLL for (int j = 0; j < kKeys; ++j) lanes[r][first + j] = acc[r][j];
-        }
-      }
-    }
-    for (int r = 0; r < kRows; ++r) {
-      if constexpr (kJoin) {
-        store(scores + r * kScoreStride, reduce_joined(lanes[r]));
-      } else {
-        store(scores + r * kScoreStride, reduce_add_16(lanes[r]));
+      for (int r = 0; r < kRows; ++r) {
+        f32x16 of_keys[16];
+        TLE_UNROLL for (int j = 0; j < 16; ++j) of_keys[j] = load(lanes[r][j]);
+        store(scores + r * kScoreStride, reduce_add_16(of_keys));
       }
     }
   }
@@ -378,6 +397,12 @@ struct AttentionTile {
   // cache again.
   int64_t sub_block() const { return rows > kGroup ? kSubBlock : kScoreStride; }
 
+  // Whether the tile of p v has all columns of a value that comes from memory: then it is read once.
+  bool spans_values() const {
+    const int64_t most = at_most(rows, kGroup);
+    return dv <= 16 * kValueLanes[most] || most > kStreamRows;
+  }
+
   // wide: `keys` holds the columns from first on.
   template <int kRows>
   void group_scores(int64_t row, int64_t first, int64_t last, bool wide) const {
@@ -466,7 +491,7 @@ struct AttentionTile {
       group_softmax(row, count, of_group[row / kGroup]);
     }
     for (int64_t i = 0; i < rows * dv; i += 16) store(block_acc + i, zero());
-    const int64_t step = wide_values ? kSubBlock : sub_block();
+    const int64_t step = wide_values || !spans_values() ? kSubBlock : sub_block();
     for (int64_t first = 0; first < columns; first += step) {
       const int64_t last = at_most(first + step, columns);
       if (wide_values) widen<T>(v(first), a.v_stride, last - first, a.dv, values);

@@ -1,5 +1,7 @@
 #include "csrc/kernels/common/lanes_neon.h"
 
+#include "csrc/kernels/attention/slice_16.h"
+
 namespace tle {
 namespace {
 
