@@ -32,8 +32,12 @@ static inline __m512i four_codes(const int8_t* x) {
   return _mm512_set1_epi32(codes);
 }
 
+// 4-bit codes of one row would be a long chain of products that wait for each other: low and high ones have sums of
+// their own, which start afresh in each block of lines. (8-bit codes come from the second cache no faster.)
 template <GroupCodes kCodes, int kXBytes, int kLines, bool kGroup32, int kRows>
 static inline void add_lines(Sums (&sums)[1][kRows], const uint8_t* w, const int8_t* x, int64_t x_stride) {
+  constexpr bool kTwo = kCodes != GroupCodes::kInt8 && kRows == 1 && kLines > 1;
+  Sums other[2] = {kTwo && kGroup32 ? sums[0][0] : _mm512_setzero_si512(), _mm512_setzero_si512()};
   TLE_UNROLL for (int i = 0; i < kLines; ++i) {
     __m512i line = _mm512_loadu_si512(w + 64 * i);
     TLE_IN_REGISTER(line);
@@ -44,11 +48,19 @@ static inline void add_lines(Sums (&sums)[1][kRows], const uint8_t* w, const int
     } else {
       const __m512i nibble = _mm512_set1_epi8(15);
       const __m512i low = _mm512_and_si512(line, nibble), high = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
-      TLE_UNROLL for (int r = 0; r < kRows; ++r)
-        sums[0][r] = _mm512_dpbusd_epi32(sums[0][r], low, four_codes(x + r * x_stride + 8 * i));
-      TLE_UNROLL for (int r = 0; r < kRows; ++r)
-        sums[0][r] = _mm512_dpbusd_epi32(sums[0][r], high, four_codes(x + r * x_stride + 8 * i + 4));
+      TLE_UNROLL for (int r = 0; r < kRows; ++r) {
+        Sums& sum = kTwo ? other[0] : sums[0][r];
+        sum = _mm512_dpbusd_epi32(sum, low, four_codes(x + r * x_stride + 8 * i));
+      }
+      TLE_UNROLL for (int r = 0; r < kRows; ++r) {
+        Sums& sum = kTwo ? other[1] : sums[0][r];
+        sum = _mm512_dpbusd_epi32(sum, high, four_codes(x + r * x_stride + 8 * i + 4));
+      }
     }
+  }
+  if constexpr (kTwo) {
+    const Sums both = _mm512_add_epi32(other[0], other[1]);
+    sums[0][0] = kGroup32 ? both : _mm512_add_epi32(sums[0][0], both);
   }
 }
 
