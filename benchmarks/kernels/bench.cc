@@ -11,6 +11,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "csrc/engine/sdot.h"
 #include "csrc/kernels/tables.h"
 #include "csrc/runtime/cpu.h"
+#include "csrc/runtime/huge_pages.h"
 #include "csrc/runtime/packed_weight.h"
 #include "csrc/runtime/threads.h"
 
@@ -110,9 +112,12 @@ int64_t last_level_cache() {
 // What is read must come from memory: eight times the last-level cache.
 int64_t working_set() { return options.quick ? 1 << 20 : 8 * last_level_cache(); }
 
+// In huge pages where the system has them, as weights and caches are.
 struct Bytes {
   explicit Bytes(int64_t n)
-      : size(n), data(static_cast<uint8_t*>(aligned_alloc(4096, size_t(n + 4095) / 4096 * 4096))) {}
+      : size(n), data(static_cast<uint8_t*>(aligned_alloc(4096, size_t(n + 4095) / 4096 * 4096))) {
+    advise_huge(data, n);
+  }
   ~Bytes() { free(data); }
   Bytes(Bytes&& other) : size(other.size), data(std::exchange(other.data, nullptr)) {}
   int64_t size;
@@ -414,8 +419,12 @@ void sdot_gemv_cases(Isa isa) {
 }
 
 // Decoding reads keys and values from memory; prefill is bound by multiply-adds (half of them: causal).
-void attention_cases(Isa isa) {
-  const int64_t heads = 16, kv_heads = 8, d = 128;
+// Queries behind `keys` keys: one query of keys and values in memory, or of few that stay in a cache, or a prompt.
+void attention_case(Isa isa, int64_t heads, int64_t kv_heads, int64_t d, int64_t queries, int64_t keys, From from) {
+  const std::string shape = "bf16 " + std::to_string(heads) + ":" + std::to_string(kv_heads) + " heads of " +
+                            std::to_string(d) + (from == From::kMemory ? " memory" : " cache") + ", " +
+                            std::to_string(queries) + " x " + std::to_string(keys);
+  if (!wanted(shape)) return;
   AttentionCall call;
   call.dtype = call.kv_dtype = DType::kBF16;
   call.batch = 1;
@@ -424,36 +433,42 @@ void attention_cases(Isa isa) {
   call.d = call.dv = d;
   call.scale = 0.1f;
   call.causal = true;
-  for (auto [queries, keys] : {std::pair<int64_t, int64_t>{1, 4096}, {512, 512}}) {
-    const std::string shape = "bf16 16:8 heads of 128, " + std::to_string(queries) + " x " + std::to_string(keys);
-    if (!wanted(shape)) continue;
-    const int64_t one = kv_heads * keys * d;  // elements of the keys, and of the values
-    const int64_t copies = queries == 1 ? std::max<int64_t>(1, working_set() / (4 * one)) : 1;
-    const Bytes memory = random_values(DType::kBF16, 2 * one * copies);
-    const Bytes q = random_values(DType::kBF16, heads * queries * d);
-    const Bytes out(2 * heads * queries * d);
-    call.queries = queries;
-    call.keys = keys;
-    call.q = q.data;
-    call.out = out.data;
-    call.q_strides = call.out_strides = {heads * queries * d, d, heads * d};
-    call.k_strides = call.v_strides = {one, keys * d, d};
-    int64_t turn = 0;
-    auto run = [&] {
-      call.k = memory.data + turn++ % copies * 4 * one;
-      call.v = static_cast<const uint8_t*>(call.k) + 2 * one;
-      Program program(kAttentionStages);
-      add_attention(program, call);
-      program.run();
-    };
-    for (int threads : options.threads) {
-      set_num_threads(threads);
-      if (queries == 1)
-        bandwidth_case("attention", isa, shape, threads, memory, 4 * one, run);
-      else
-        print_macs("attention", isa, shape, threads, time_of(run), double(heads * queries * keys * d),
-                   peak_of(isa, false));
+  const int64_t one = kv_heads * keys * d;  // elements of the keys, and of the values
+  const int64_t copies = from == From::kMemory ? std::max<int64_t>(1, working_set() / (4 * one)) : 1;
+  const Bytes memory = random_values(DType::kBF16, 2 * one * copies);
+  const Bytes q = random_values(DType::kBF16, heads * queries * d);
+  const Bytes out(2 * heads * queries * d);
+  call.queries = queries;
+  call.keys = keys;
+  call.q = q.data;
+  call.out = out.data;
+  call.q_strides = call.out_strides = {heads * queries * d, d, heads * d};
+  call.k_strides = call.v_strides = {one, keys * d, d};
+  int64_t turn = 0;
+  auto run = [&] {
+    call.k = memory.data + turn++ % copies * 4 * one;
+    call.v = static_cast<const uint8_t*>(call.k) + 2 * one;
+    Program program(kAttentionStages);
+    add_attention(program, call);
+    program.run();
+  };
+  for (int threads : options.threads) {
+    set_num_threads(threads);
+    if (from == From::kMemory) {
+      bandwidth_case("attention", isa, shape, threads, memory, 4 * one, run);
+    } else {
+      // A causal prompt attends to half of its square.
+      const double pairs = queries == 1 ? double(keys) : double(queries) * double(keys) / 2;
+      print_macs("attention", isa, shape, threads, time_of(run), 2 * double(heads * d) * pairs, peak_of(isa, false));
     }
+  }
+}
+
+void attention_cases(Isa isa) {
+  for (auto [heads, kv_heads, d] : {std::tuple<int, int, int>{16, 8, 128}, {9, 3, 64}, {32, 8, 64}}) {
+    attention_case(isa, heads, kv_heads, d, 1, 4096, From::kMemory);
+    attention_case(isa, heads, kv_heads, d, 1, 512, From::kCache);
+    attention_case(isa, heads, kv_heads, d, 512, 512, From::kCache);
   }
 }
 
