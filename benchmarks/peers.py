@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -27,9 +28,10 @@ import fetch  # noqa: E402
 
 CONSTRAINTS = ROOT / "scripts" / "requirements" / "constraints.txt"
 # What pip installs into a peer's environment, one call after the other (torch by itself and first, as everywhere).
+# llama.cpp is compiled here and now: a wheel that pip kept may be of another compiler or with other flags.
 INSTALL = {
     "llama.cpp": [["numpy", "typing_extensions", "diskcache", "jinja2", "scikit-build-core", "cmake", "ninja"],
-                  ["--no-build-isolation", "llama-cpp-python"]],
+                  ["--no-build-isolation", "--no-cache-dir", "llama-cpp-python"]],
     "onnxruntime-genai": [["torch"], ["transformers", "onnx_ir", "onnxruntime-genai"]],
     "torchao": [["torch"], ["transformers", "accelerate", "gguf"], ["--no-deps", "torchao"]],
 }
@@ -53,9 +55,10 @@ def installed(peer: str) -> bool:
 def install(peer: str) -> None:
     where = folder(peer)
     subprocess.run([sys.executable, "-m", "venv", str(where)], check=True)
-    # llama.cpp compiled for this very CPU, as its users are told to.
+    # llama.cpp compiled for this very CPU, as its users are told to, by a compiler that gets AMX right.
+    amx = f"-include {Path(__file__).resolve().with_name('gcc12_amx.h')}" if platform.machine() == "x86_64" else ""
     environment = {**os.environ, "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF", "CMAKE_BUILD_PARALLEL_LEVEL": "2",
-                   "PATH": f"{where / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+                   "CXXFLAGS": amx, "PATH": f"{where / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     for packages in INSTALL[peer]:
         command = [str(where / "bin" / "pip"), "install", "-c", str(CONSTRAINTS), *packages]
         subprocess.run(command, check=True, env=environment)

@@ -22,17 +22,27 @@ constexpr int64_t kGemmUnitBytes = 192 * 1024;
 constexpr int64_t kGemmRows = 9;           // from here on a product is a GEMM: bound by multiply-adds and not by memory
 constexpr int64_t kTilePanels = 3;         // panels that the widest tile takes at once
 constexpr int64_t kRowBlock = 64;          // rows per unit of a GEMM
+// With tiles (AMX) products are so fast that bringing weights anew for every 64 rows would take longer: so many bytes of
+// rows instead, which still find room in the second-level cache of those CPUs.
+constexpr int64_t kTileRowBytes = 512 * 1024, kMostTileRows = 256;
 constexpr int kMaxWeights = 4;             // that share their rows in one stage
 constexpr int64_t kSwigluColumns = 2048;   // per unit
 constexpr int64_t kWarmBytes = 4096;       // of the weights that a stage begins with
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How one weight's outputs are divided: units of `panels` panels x kRowBlock rows, row blocks fastest, so that
-// consecutive units find the same weights in the cache.
+// How one weight's outputs are divided: units of `panels_per_unit` panels x `row_block` rows, row blocks fastest, so
+// that consecutive units find the same weights in the cache.
 struct Grid {
-  int64_t panels_per_unit, row_blocks, units;
+  int64_t panels_per_unit, row_block, row_blocks, units;
 };
+
+int64_t row_block_of(const LinearWeight& w) {
+  if (!w.packed) return kRowBlock;
+  const Isa isa = w.header.act_group == 0 ? linear_w8_table.chosen_isa() : linear_group_table.chosen_isa();
+  if (isa != Isa::kAmx) return kRowBlock;
+  return std::clamp(kTileRowBytes / std::max<int64_t>(1, w.k) / kRowBlock * kRowBlock, kRowBlock, kMostTileRows);
+}
 
 Grid grid_of(const LinearWeight& w, int64_t rows, int members) {
   const int64_t panels = ceil_div(w.n, kPanelChannels);
@@ -43,7 +53,8 @@ Grid grid_of(const LinearWeight& w, int64_t rows, int members) {
     g.panels_per_unit = std::max<int64_t>(1, unit_bytes / panel_bytes);
   else
     g.panels_per_unit = std::max<int64_t>(1, kGemmUnitBytes / panel_bytes / kTilePanels) * kTilePanels;
-  g.row_blocks = ceil_div(rows, kRowBlock);
+  g.row_block = row_block_of(w);
+  g.row_blocks = ceil_div(rows, g.row_block);
   // At least four units for each member, so that the last one to finish keeps the others waiting only briefly.
   g.panels_per_unit = std::clamp<int64_t>(panels * g.row_blocks / (4 * members), 1, g.panels_per_unit);
   if (g.panels_per_unit > kTilePanels) g.panels_per_unit -= g.panels_per_unit % kTilePanels;
@@ -57,8 +68,8 @@ struct Block {
 
 Block block_of(const LinearWeight& w, const Grid& g, int64_t rows, int64_t unit) {
   Block b;
-  b.row = unit % g.row_blocks * kRowBlock;
-  b.rows = std::min(kRowBlock, rows - b.row);
+  b.row = unit % g.row_blocks * g.row_block;
+  b.rows = std::min(g.row_block, rows - b.row);
   b.channel = unit / g.row_blocks * g.panels_per_unit * kPanelChannels;
   b.channels = std::min(g.panels_per_unit * kPanelChannels, w.n - b.channel);
   return b;
@@ -70,6 +81,7 @@ struct Kernels {
   LinearGroupFn* group = linear_group_table.get();
   LinearDenseFn* dense = linear_dense_table.get();
   SwigluFn* swiglu = swiglu_table.get();
+  bool hints = weight_hints_pay();
 };
 
 const void* offset(const void* p, int64_t elements, DType t) {
@@ -121,6 +133,7 @@ void compute_group(const Kernels& kernels, const Activation& x, const LinearWeig
                                                : GroupCodes::kInt4Min;
   a.channel_scale = w.header.group == 0;
   a.scale_type = dtype_of(w.header.scale_type);
+  a.hints = kernels.hints;
   a.x = q.codes + b.row * q.code_stride;
   a.x_stride = q.code_stride;
   a.x_scale = q.scales + b.row * groups;

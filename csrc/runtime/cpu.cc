@@ -9,7 +9,11 @@
 #include "csrc/runtime/kernel_table.h"
 #include "csrc/runtime/topology.h"
 
-#if defined(__aarch64__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #include <sys/prctl.h>
@@ -19,7 +23,20 @@ namespace tle {
 
 namespace {
 
-constexpr const char* kNames[kIsaCount] = {"ref", "neon", "dotprod", "i8mm", "sve2", "avx2", "avx512", "vnni"};
+constexpr const char* kNames[kIsaCount] = {"ref", "neon", "dotprod", "i8mm", "sve2", "avx2", "avx512", "vnni", "amx"};
+
+#if defined(__x86_64__)
+// Tiles need the kernel's permission, once for a process and what it forks: without it their first instruction is
+// illegal. (The permission has a price: signal stacks must have room for the tiles. A kernel that cannot give it says
+// no.)
+bool tiles_permitted() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTile) == 0 || (d & kInt8) == 0) return false;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
 
 bool detect(Isa isa) {
 #if defined(__x86_64__)
@@ -29,14 +46,15 @@ bool detect(Isa isa) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #if defined(TLE_SIMDE)
-  // A test build: the AVX-512 and VNNI sources are compiled for AVX2, through SIMDe.
-  if (isa == Isa::kAvx512 || isa == Isa::kVnni) return avx2;
+  // A test build: the AVX-512, VNNI and AMX sources are compiled for AVX2, through SIMDe.
+  if (isa == Isa::kAvx512 || isa == Isa::kVnni || isa == Isa::kAmx) return avx2;
 #endif
   switch (isa) {
     case Isa::kRef: return true;
     case Isa::kAvx2: return avx2;
     case Isa::kAvx512: return avx512;
     case Isa::kVnni: return avx512 && __builtin_cpu_supports("avx512vnni");
+    case Isa::kAmx: return avx512 && __builtin_cpu_supports("avx512vnni") && tiles_permitted();
     default: return false;
   }
 #elif defined(__aarch64__)
@@ -91,6 +109,18 @@ bool sve_is_wide() {
   if (!cpu_supports(Isa::kSve2)) return false;
   const int length = prctl(PR_SVE_GET_VL);
   return length >= 0 && (length & PR_SVE_VL_LEN_MASK) > 16;
+#else
+  return false;
+#endif
+}
+
+bool weight_hints_pay() {
+#if defined(__x86_64__)
+  static const bool intel = [] {
+    __builtin_cpu_init();
+    return __builtin_cpu_is("intel") != 0;
+  }();
+  return intel;
 #else
   return false;
 #endif

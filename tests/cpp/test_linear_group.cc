@@ -130,6 +130,7 @@ LinearGroupArgs arguments(Input& x, Weight& w, Guarded& out, int64_t out_stride,
   a.codes = w.kind.codes;
   a.channel_scale = w.kind.group == 0;
   a.scale_type = w.scale_type;
+  a.hints = w.n % 2 == 1;  // both ways compute the same
   a.x = x.codes.as<int8_t>();
   a.x_stride = x.stride;
   a.x_scale = x.scales.as<float>();

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = Path(os.environ.get("TLE_BUILD_DIR") or ROOT / "build")
-WIDE = ("neon", "dotprod", "i8mm", "sve2", "avx2", "avx512", "vnni")
+WIDE = ("neon", "dotprod", "i8mm", "sve2", "avx2", "avx512", "vnni", "amx")
 KERNEL_OBJECT = re.compile(r"csrc/kernels/.*_(%s|ref)\.cc\.o$" % "|".join(WIDE))
 # Flags that change what arithmetic means, or that make the build depend on the machine that it runs on.
 FORBIDDEN = ("-march=native", "-mcpu=native", "-mtune=native", "-ffast-math", "-Ofast", "-funsafe-math-optimizations")

@@ -3,8 +3,8 @@
 
 namespace tle {
 
-enum class Isa : int { kRef = 0, kNeon, kDotprod, kI8mm, kSve2, kAvx2, kAvx512, kVnni };
-inline constexpr int kIsaCount = 8;
+enum class Isa : int { kRef = 0, kNeon, kDotprod, kI8mm, kSve2, kAvx2, kAvx512, kVnni, kAmx };
+inline constexpr int kIsaCount = 9;
 
 // One row of an operator's table: an implementation and the level that it needs.
 template <class Fn>

@@ -36,6 +36,7 @@ struct LinearGroupArgs {
   GroupCodes codes;
   bool channel_scale;  // one fp32 scale per channel instead of scales (and minima) per group; kInt8 only
   DType scale_type;    // of scales and minima by groups: kF16, kBF16 or kF32
+  bool hints;          // whether to ask for weights ahead even where one row's products are few (weight_hints_pay())
 
   const int8_t* x;       // [rows, x_stride] codes within +-127, 0 from k to the end of the last line
   int64_t x_stride;      // bytes
@@ -53,6 +54,6 @@ struct LinearGroupArgs {
 
 typedef void LinearGroupFn(const LinearGroupArgs&);
 LinearGroupFn linear_group_ref, linear_group_neon, linear_group_dotprod, linear_group_i8mm, linear_group_sve2;
-LinearGroupFn linear_group_avx2, linear_group_avx512, linear_group_vnni;
+LinearGroupFn linear_group_avx2, linear_group_avx512, linear_group_vnni, linear_group_amx;
 
 }  // namespace tle

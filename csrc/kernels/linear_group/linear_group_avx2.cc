@@ -98,7 +98,7 @@ static inline void rows_by_magnitudes(const LinearGroupArgs& a, int64_t row) {
         TLE_UNROLL for (int r = 0; r < kRows; ++r)
           TLE_UNROLL for (int i = 0; i < kParts; ++i) of_panel[r][i] = acc[p][r][i];
         at[p].x = reinterpret_cast<const int8_t*>(x);
-        add_groups<GroupCodes::kInt8, 2, kChannelScale, false, kTogether>(a, g, last, at[p], of_panel);
+        add_groups<GroupCodes::kInt8, 2, kChannelScale, false, true, kTogether>(a, g, last, at[p], of_panel);
         TLE_UNROLL for (int r = 0; r < kRows; ++r)
           TLE_UNROLL for (int i = 0; i < kParts; ++i) acc[p][r][i] = of_panel[r][i];
       }

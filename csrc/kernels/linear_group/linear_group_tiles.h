@@ -23,7 +23,8 @@ namespace {
 // What is read ahead, measured on Zen 4 with 1 to 8 rows of 4096 k. While a line takes few products, the hardware's
 // prefetching keeps up with the weights, but a panel takes x out of the first-level cache as it passes, and several
 // loads wait for each line of x: asking for it in time is worth 5 to 40 %. From 5 products a line on the weights come
-// too slowly for the hardware to follow: asking for them is worth 20 to 50 %.
+// too slowly for the hardware to follow: asking for them is worth 20 to 50 %. On Intel's cores it is worth that with
+// few products as well (LinearGroupArgs::hints): waiting products fill their schedulers, and few lines are under way.
 constexpr int64_t kAheadInX = 128, kAheadInWeights = 4096;
 template <GroupCodes kCodes, int kRows>
 constexpr bool kFewProducts = kRows * (kCodes == GroupCodes::kInt8 ? 1 : 2) <= 4;
@@ -41,8 +42,10 @@ struct Place {
 
 // acc += the next group, g, which is the second of its pair or not. Its sums are made for kTogether parts at a time, so
 // that they, the rows' fp32 accumulators and the codes fit the registers; a line that is unpacked serves kRows rows.
-// kGroup32: the group is of 32 and its scales are fp16. kWhole: it is not cut short by the end of k.
-template <GroupCodes kCodes, int kXBytes, bool kChannelScale, bool kGroup32, int kTogether, bool kWhole, int kRows>
+// kGroup32: the group is of 32 and its scales are fp16. kHints: asks for weights. kWhole: the group is not cut short by
+// the end of k.
+template <GroupCodes kCodes, int kXBytes, bool kChannelScale, bool kGroup32, bool kHints, int kTogether, bool kWhole,
+          int kRows>
 [[gnu::always_inline]] static inline void add_group(const LinearGroupArgs& a, int64_t g, bool second, int64_t groups,
                                                     Place<kRows>& at, Part (&acc)[kRows][kParts]) {
   constexpr bool kMin = kCodes == GroupCodes::kInt4Min;
@@ -77,7 +80,7 @@ template <GroupCodes kCodes, int kXBytes, bool kChannelScale, bool kGroup32, int
     if (kWhole) {
       int64_t left = lines;
       do {
-        if (i == 0 && !kFewProducts<kCodes, kRows>) {
+        if (i == 0 && kHints) {
           TLE_UNROLL for (int l = 0; l < kBlockLines; ++l) __builtin_prefetch(w + 64 * l + kAheadInWeights);
         }
         add_lines<kCodes, kXBytes, kBlockLines, kGroup32>(sums, w, x, at.x_stride);
@@ -113,23 +116,23 @@ template <GroupCodes kCodes, int kXBytes, bool kChannelScale, bool kGroup32, int
 }
 
 // acc += the groups first .. last - 1; first is even.
-template <GroupCodes kCodes, int kXBytes, bool kChannelScale, bool kGroup32, int kTogether, int kRows>
+template <GroupCodes kCodes, int kXBytes, bool kChannelScale, bool kGroup32, bool kHints, int kTogether, int kRows>
 [[gnu::always_inline]] static inline void add_groups(const LinearGroupArgs& a, int64_t first, int64_t last,
                                                      Place<kRows>& at, Part (&acc)[kRows][kParts]) {
   const int64_t groups = linear_group_groups(a), whole_groups = a.k / a.group;
   const int64_t end = last < whole_groups ? last : whole_groups;
   if constexpr (kRows == 1 && !kChannelScale) {
     for (int64_t g = first; g < end; g += 2) {
-      add_group<kCodes, kXBytes, kChannelScale, kGroup32, kTogether, true>(a, g, false, groups, at, acc);
+      add_group<kCodes, kXBytes, kChannelScale, kGroup32, kHints, kTogether, true>(a, g, false, groups, at, acc);
       if (g + 1 == end) break;
-      add_group<kCodes, kXBytes, kChannelScale, kGroup32, kTogether, true>(a, g + 1, true, groups, at, acc);
+      add_group<kCodes, kXBytes, kChannelScale, kGroup32, kHints, kTogether, true>(a, g + 1, true, groups, at, acc);
     }
   } else {
     for (int64_t g = first; g < end; ++g)
-      add_group<kCodes, kXBytes, kChannelScale, kGroup32, kTogether, true>(a, g, g % 2 == 1, groups, at, acc);
+      add_group<kCodes, kXBytes, kChannelScale, kGroup32, kHints, kTogether, true>(a, g, g % 2 == 1, groups, at, acc);
   }
   if (end < last)
-    add_group<kCodes, kXBytes, kChannelScale, kGroup32, kTogether, false>(a, end, end % 2 == 1, groups, at, acc);
+    add_group<kCodes, kXBytes, kChannelScale, kGroup32, kHints, kTogether, false>(a, end, end % 2 == 1, groups, at, acc);
 }
 
 // Where kRows rows begin in a panel.
@@ -157,23 +160,32 @@ template <int kRows>
 }
 
 // The outputs of kRows rows and a panel, which is read from its beginning to its end.
-template <GroupCodes kCodes, bool kChannelScale, bool kGroup32, int kRows, int kTogether>
+template <GroupCodes kCodes, bool kChannelScale, bool kGroup32, bool kHints, int kRows, int kTogether>
 static inline void tile(const LinearGroupArgs& a, int64_t row, int64_t panel) {
   Place<kRows> at = place_of<kCodes, kRows>(a, row, panel);
   Part acc[kRows][kParts];
   clear_tile(acc);
-  add_groups<kCodes, 1, kChannelScale, kGroup32, kTogether>(a, 0, linear_group_groups(a), at, acc);
+  add_groups<kCodes, 1, kChannelScale, kGroup32, kHints, kTogether>(a, 0, linear_group_groups(a), at, acc);
   store_tile(a, row, panel, acc);
 }
 
 // One row has so little work for a group that it pays to compile the most common kind by itself: groups of 32, and fp16
 // where their scales are the weight's.
+template <GroupCodes kCodes, bool kChannelScale, bool kHints, int kRows, int kTogether>
+static inline void tile_of_any_group(const LinearGroupArgs& a, int64_t row, int64_t panel) {
+  if (kRows == 1 && a.group == 32 && (kChannelScale || a.scale_type == DType::kF16)) {
+    tile<kCodes, kChannelScale, kRows == 1, kHints, kRows, kTogether>(a, row, panel);
+  } else {
+    tile<kCodes, kChannelScale, false, kHints, kRows, kTogether>(a, row, panel);
+  }
+}
+
 template <GroupCodes kCodes, bool kChannelScale, int kRows, int kTogether>
 static inline void any_tile(const LinearGroupArgs& a, int64_t row, int64_t panel) {
-  if (kRows == 1 && a.group == 32 && (kChannelScale || a.scale_type == DType::kF16)) {
-    tile<kCodes, kChannelScale, kRows == 1, kRows, kTogether>(a, row, panel);
+  if (!kFewProducts<kCodes, kRows> || a.hints) {
+    tile_of_any_group<kCodes, kChannelScale, true, kRows, kTogether>(a, row, panel);
   } else {
-    tile<kCodes, kChannelScale, false, kRows, kTogether>(a, row, panel);
+    tile_of_any_group<kCodes, kChannelScale, !kFewProducts<kCodes, kRows>, kRows, kTogether>(a, row, panel);
   }
 }
 

@@ -35,6 +35,6 @@ struct LinearW8Args {
 
 typedef void LinearW8Fn(const LinearW8Args&);
 LinearW8Fn linear_w8_ref, linear_w8_neon, linear_w8_dotprod, linear_w8_i8mm, linear_w8_sve2;
-LinearW8Fn linear_w8_avx2, linear_w8_avx512, linear_w8_vnni;
+LinearW8Fn linear_w8_avx2, linear_w8_avx512, linear_w8_vnni, linear_w8_amx;
 
 }  // namespace tle

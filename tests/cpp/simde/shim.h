@@ -1,4 +1,4 @@
-// Force-included before the *_avx512.cc and *_vnni.cc files when they are built with TLE_SIMDE: the 512-bit intrinsics
+// Force-included before the *_avx512.cc, *_vnni.cc and *_amx.cc files when they are built with TLE_SIMDE: the 512-bit intrinsics
 // then mean SIMDe's emulation on AVX2, so that the sources of those variants run on every AVX2 machine.
 //
 // What SIMDe 0.8.2 lacks and the kernels use is below, lane by lane. An intrinsic that is missing in both places does
@@ -12,6 +12,8 @@
 #include <simde/x86/avx512.h>
 #include <simde/x86/f16c.h>
 #include <simde/x86/fma.h>
+
+#include "tests/cpp/simde/tiles.h"
 
 #include <math.h>
 #include <stdint.h>
