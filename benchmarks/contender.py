@@ -207,7 +207,7 @@ class Tle(Transformers):
 
 
 class Bandwidth:
-    """No model: what a plain loop over 1 GiB reads. A process of its own, so that nobody's memory counts the GiB."""
+    """No model: what a loop that only reads reads. A process of its own, so that nobody's memory counts its buffer."""
 
     def load(self, model: str, threads: int) -> dict:
         import tle_torch
@@ -215,10 +215,12 @@ class Bandwidth:
         tle_torch.set_num_threads(threads)
         return {}
 
-    def bandwidth(self) -> dict:
+    def bandwidth(self, size: int) -> dict:
+        """GB/s of passes over `size` bytes, 1 GiB in all and at least 3: what finds room in a last-level cache is read
+        from there by a model as well."""
         from tle_torch.ops import _C
 
-        return {"gb_s": [bytes_per_second / 1e9 for bytes_per_second in _C.read_bandwidth(1 << 30, 3)]}
+        return {"gb_s": [found / 1e9 for found in _C.read_bandwidth(size, max(3, (1 << 30) // size))]}
 
 
 def gguf_file(model: str) -> Path:

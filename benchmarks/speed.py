@@ -12,9 +12,10 @@ of the machine's speed meets all of them. One that is not installed, does not fi
 figures only, and is named with the reason.
 
 Figures are medians, ratios are medians of the ratios within a repetition. `of bound`: against the read bandwidth over
-the bytes of weights, keys and values that a token reads. The bandwidth is the median of six passes over 1 GB by a plain
-loop, three right before the figures that are held against it and three right after; `best`, beside it in a table's
-title, is the median of the fastest of each six. `KV slope`: the time that a token takes longer in the longest context
+the bytes of weights, keys and values that a token reads. The bandwidth is what a loop that only reads reaches over as
+many bytes, again and again (from memory, or from a last-level cache that has room for them): the median of its passes,
+1 GB of them right before the figures that are held against it and 1 GB right after; `best`, beside it in a table's
+title, is the median of the fastest of them. `KV slope`: the time that a token takes longer in the longest context
 than in the shortest, over the time that reading the additional keys and values takes at that bandwidth. `busy core`:
 speed with another process spinning on the machine, over the speed without. `sampled`: tokens per second where tokens
 are drawn as Qwen3's generation config asks (temperature, top-k, top-p). `one step a call`, `many`: `of bound` for the
@@ -123,7 +124,8 @@ def measure(model: str, threads: int, names: list[str], options: argparse.Namesp
             for worker, row in pairs:
                 tle, how = worker.name.startswith("tle"), {"context": context, "tokens": row["tokens"]}
                 passes: list[list[float]] = []
-                take(passes, row, "bandwidth", meter, "bandwidth")
+                size = row["bytes"] + context * row["kv_bytes"]
+                take(passes, row, "bandwidth", meter, "bandwidth", size=size)
                 take(row["decode"][context], row, f"decode at {context}", worker, "decode", **how)
                 if options.sample and worker.name.startswith(("tle", "transformers")):
                     take(row["sampled"][context], row, f"sampled at {context}", worker, "decode", sample=True, **how)
@@ -135,7 +137,7 @@ def measure(model: str, threads: int, names: list[str], options: argparse.Namesp
                     for figures, together in (("step", False), ("steps", True)):
                         what = f"{figures} at {context}"
                         take(row[figures][context], row, what, worker, "step", together=together, **how)
-                take(passes, row, "bandwidth", meter, "bandwidth")
+                take(passes, row, "bandwidth", meter, "bandwidth", size=size)
                 if passes:
                     row["bandwidth_gb_s"][context].append(statistics.median(sum(passes, [])))
                     row["best_bandwidth_gb_s"][context].append(max(sum(passes, [])))

@@ -20,6 +20,7 @@
 #include "csrc/engine/linear.h"
 #include "csrc/engine/sdot.h"
 #include "csrc/kernels/tables.h"
+#include "csrc/runtime/bandwidth.h"
 #include "csrc/runtime/cpu.h"
 #include "csrc/runtime/huge_pages.h"
 #include "csrc/runtime/packed_weight.h"
@@ -125,28 +126,8 @@ struct Bytes {
   uint8_t* data;
 };
 
-// The plain loop: nothing but loads and an exclusive or, handed out to the team in units.
-struct ReadStage {
-  const uint8_t* data;
-  int64_t bytes;
-};
-constexpr int64_t kReadUnit = 256 * 1024;
-
-void read_unit(const ReadStage& s, int64_t unit, int) {
-  typedef uint64_t Vector __attribute__((vector_size(16), aligned(16)));
-  const Vector* p = reinterpret_cast<const Vector*>(s.data + unit * kReadUnit);
-  const int64_t count = std::min(kReadUnit, s.bytes - unit * kReadUnit) / int64_t(sizeof(Vector));
-  Vector acc[8] = {};
-  for (int64_t i = 0; i + 8 <= count; i += 8)
-    for (int j = 0; j < 8; ++j) acc[j] ^= p[i + j];
-  for (Vector& a : acc) __asm__ volatile("" : : "m"(a));
-}
-
-void read_all(const uint8_t* data, int64_t bytes) {
-  Program program(1);
-  program.add(ReadStage{data, bytes}, (bytes + kReadUnit - 1) / kReadUnit, bytes, read_unit);
-  program.run();
-}
+// The loop that does nothing but read.
+void read_all(const uint8_t* data, int64_t bytes) { read_memory(data, bytes / 64 * 64, weight_hints_pay()); }
 
 struct LevelPeak {
   Isa isa;
@@ -313,7 +294,7 @@ bool wanted(const std::string& shape) { return shape.find(options.shape) != std:
 // Where the weights of a case are.
 enum class From { kMemory, kCache };
 
-// Times run(), which reads `bytes` of `memory` at each call, in turns with the plain loop over as many bytes, from the
+// Times run(), which reads `bytes` of `memory` at each call, in turns with the loop over as many bytes that only reads, from the
 // opposite side of the same buffer.
 void bandwidth_case(const char* op, Isa isa, const std::string& shape, int threads, const Bytes& memory, int64_t bytes,
                     const std::function<void()>& run) {
