@@ -10,7 +10,7 @@ namespace {
 
 // Even tiles and odd ones take turns, group by group: sums 0 and 1, rows of x 4 and 5, lines 6 and 7.
 constexpr int64_t kRowTile = 16, kRows = 64, kPanels = 8;
-constexpr int64_t kBlock = 512, kBlockGroups = kBlock / 32;  // of k
+constexpr int64_t kBlock = 1024, kBlockGroups = kBlock / 32;  // of k
 
 // A panel's groups `first` .. first + count - 1, ready for the tiles.
 struct Block {
@@ -84,9 +84,11 @@ static inline void prepare(const LinearGroupArgs& a, int64_t row, int64_t rows, 
   const int64_t width = a.k - k < count * a.group ? a.k - k : count * a.group;
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t from = (row + r) * groups + first;
-    memcpy(to.scale[r], a.x_scale + from, size_t(4 * count));
-    if (a.codes == GroupCodes::kInt4Min)
-      for (int64_t i = 0; i < count; ++i) to.sum[r][i] = float(a.x_sum[from + i]);
+    for (int64_t i = 0; i < count; i += 16) {
+      const __mmask16 mask = count - i < 16 ? __mmask16((1u << (count - i)) - 1) : __mmask16(0xFFFF);
+      _mm512_storeu_ps(to.scale[r] + i, _mm512_maskz_loadu_ps(mask, a.x_scale + from + i));
+      _mm512_storeu_ps(to.sum[r] + i, _mm512_cvtepi32_ps(_mm512_maskz_loadu_epi32(mask, a.x_sum + from + i)));
+    }
   }
   for (int64_t tile = 0; kRowTile * tile < rows; ++tile) {
     const int64_t begin = kRowTile * tile, end = rows < begin + kRowTile ? rows : begin + kRowTile;
@@ -133,13 +135,16 @@ static void add_block(const Block& b, const Rows& rows, int64_t group, int64_t t
   __m512 acc[kRowTile];
   TLE_UNROLL for (int64_t r = 0; r < kRowTile; ++r) acc[r] = _mm512_load_ps(to[r]);
   multiply<0, kSteps>(x, x_stride, b.lines[0], sums[0]);
-  for (int64_t i = 0; i < b.count; i += 2) {
-    if (i + 1 < b.count) multiply<1, kSteps>(x + (i + 1) * group, x_stride, b.lines[i + 1], sums[1]);
+  int64_t i = 0;
+  for (; i + 2 < b.count; i += 2) {
+    multiply<1, kSteps>(x + (i + 1) * group, x_stride, b.lines[i + 1], sums[1]);
     add_sums<kChannelScale, kMin>(b, i, x_scale + i, x_sum + i, sums[0], acc);
-    if (i + 1 == b.count) break;
-    if (i + 2 < b.count) multiply<0, kSteps>(x + (i + 2) * group, x_stride, b.lines[i + 2], sums[0]);
+    multiply<0, kSteps>(x + (i + 2) * group, x_stride, b.lines[i + 2], sums[0]);
     add_sums<kChannelScale, kMin>(b, i + 1, x_scale + i + 1, x_sum + i + 1, sums[1], acc);
   }
+  if (i + 2 == b.count) multiply<1, kSteps>(x + (i + 1) * group, x_stride, b.lines[i + 1], sums[1]);
+  add_sums<kChannelScale, kMin>(b, i, x_scale + i, x_sum + i, sums[0], acc);
+  if (i + 2 == b.count) add_sums<kChannelScale, kMin>(b, i + 1, x_scale + i + 1, x_sum + i + 1, sums[1], acc);
   TLE_UNROLL for (int64_t r = 0; r < kRowTile; ++r) _mm512_store_ps(to[r], acc[r]);
 }
 
