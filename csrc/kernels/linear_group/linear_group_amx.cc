@@ -60,8 +60,9 @@ static inline void prepare(const LinearGroupArgs& a, int64_t panel, Block& b) {
 
 // sums = the group's. kSteps: tiles of k in a group.
 template <int kTurn, int kSteps>
-[[gnu::always_inline]] static inline void multiply(const int8_t* x, int64_t x_stride, const int8_t* lines, int32_t (&sums)[kRowTile][16]) {
-  constexpr int kA = 4 + kTurn % 2, kB = 6 + kTurn % 2;
+[[gnu::always_inline]] static inline void multiply(const int8_t* x, int64_t x_stride, const int8_t* lines,
+                                                   int32_t (&sums)[kRowTile][16]) {
+  constexpr int kA = 4 + kTurn, kB = 6 + kTurn;
   tile_zero<kTurn>();
   TLE_UNROLL for (int i = 0; i < kSteps; ++i) {
     tile_load<kB>(lines + 1024 * i, 64);
@@ -84,10 +85,14 @@ static inline void prepare(const LinearGroupArgs& a, int64_t row, int64_t rows, 
   const int64_t width = a.k - k < count * a.group ? a.k - k : count * a.group;
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t from = (row + r) * groups + first;
-    for (int64_t i = 0; i < count; i += 16) {
-      const __mmask16 mask = count - i < 16 ? __mmask16((1u << (count - i)) - 1) : __mmask16(0xFFFF);
-      _mm512_storeu_ps(to.scale[r] + i, _mm512_maskz_loadu_ps(mask, a.x_scale + from + i));
-      _mm512_storeu_ps(to.sum[r] + i, _mm512_cvtepi32_ps(_mm512_maskz_loadu_epi32(mask, a.x_sum + from + i)));
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+      store(to.scale[r] + i, load(a.x_scale + from + i));
+      store(to.sum[r] + i, to_float(i32x16{_mm512_loadu_si512(a.x_sum + from + i)}));
+    }
+    for (; i < count; ++i) {
+      to.scale[r][i] = a.x_scale[from + i];
+      to.sum[r][i] = float(a.x_sum[from + i]);
     }
   }
   for (int64_t tile = 0; kRowTile * tile < rows; ++tile) {
@@ -111,8 +116,7 @@ static inline void prepare(const LinearGroupArgs& a, int64_t row, int64_t rows, 
 template <bool kChannelScale, bool kMin>
 [[gnu::always_inline]] static inline void add_sums(const Block& b, int64_t i, const float* x_scale, const float* x_sum,
                                                    const int32_t (&sums)[kRowTile][16], __m512 (&acc)[kRowTile]) {
-  // One address for all rows, not one for each.
-  __asm__("" : "+r"(x_scale), "+r"(x_sum));
+  __asm__("" : "+r"(x_scale), "+r"(x_sum));  // one address for all rows, not one for each
   const __m512 w_scale = kChannelScale ? _mm512_setzero_ps() : _mm512_load_ps(b.scale[i]);
   const __m512 w_min = kMin ? _mm512_load_ps(b.min[i]) : _mm512_setzero_ps();
   TLE_UNROLL for (int64_t r = 0; r < kRowTile; ++r) {
@@ -193,7 +197,6 @@ void linear_group_amx(const LinearGroupArgs& a) {
   const int64_t step = a.group < 64 ? a.group : 64;
   for (int turn = 0; turn < 2; ++turn) {
     config.tile(turn, kRowTile, 64);
-    config.tile(2 + turn, kRowTile, 64);
     config.tile(4 + turn, kRowTile, step);
     config.tile(6 + turn, step / 4, 64);
   }
