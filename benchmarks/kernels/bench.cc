@@ -71,8 +71,8 @@ double time_of(const std::function<void()>& f) {
   return time_in_turns(f, [] {}).a;
 }
 
-// A chain of operations that each take one cycle. (Not additions: some CPUs do several of those at once when they rename
-// registers.)
+// A chain of operations that each take one cycle. (Not additions: some CPUs do several of those at once when they
+// rename registers.)
 double gigahertz() {
   const int64_t steps = 200'000;
   std::vector<double> times;

@@ -22,8 +22,8 @@ constexpr int64_t kGemmUnitBytes = 192 * 1024;
 constexpr int64_t kGemmRows = 9;           // from here on a product is a GEMM: bound by multiply-adds and not by memory
 constexpr int64_t kTilePanels = 3;         // panels that the widest tile takes at once
 constexpr int64_t kRowBlock = 64;          // rows per unit of a GEMM
-// With tiles (AMX) products are so fast that bringing weights anew for every 64 rows would take longer: so many bytes of
-// rows instead, which still find room in the second-level cache of those CPUs.
+// With tiles (AMX) products are so fast that bringing weights anew for every 64 rows would take longer: so many bytes
+// of rows instead, which still find room in the second-level cache of those CPUs.
 constexpr int64_t kTileRowBytes = 512 * 1024, kMostTileRows = 256;
 constexpr int kMaxWeights = 4;             // that share their rows in one stage
 constexpr int64_t kSwigluColumns = 2048;   // per unit

@@ -39,9 +39,13 @@ template <bool kHints>
 uint64_t read_baseline(const Line* lines, int64_t count) { return read_lines<kHints>(lines, count); }
 #if defined(__x86_64__)
 template <bool kHints>
-[[gnu::target("avx2")]] uint64_t read_avx2(const Line* lines, int64_t count) { return read_lines<kHints>(lines, count); }
+[[gnu::target("avx2")]] uint64_t read_avx2(const Line* lines, int64_t count) {
+  return read_lines<kHints>(lines, count);
+}
 template <bool kHints>
-[[gnu::target("avx512f")]] uint64_t read_avx512(const Line* lines, int64_t count) { return read_lines<kHints>(lines, count); }
+[[gnu::target("avx512f")]] uint64_t read_avx512(const Line* lines, int64_t count) {
+  return read_lines<kHints>(lines, count);
+}
 #endif
 
 template <bool kHints>

@@ -417,20 +417,23 @@ def test_inputs_are_not_changed():
 
 
 def test_subnormal_values_cost_no_more():
-    """Sums of subnormal numbers take the slow path of some CPUs: less than three times as long as ordinary ones."""
+    """Sums of subnormal numbers take the slow path of some CPUs: less than three times as long as ordinary ones, or, on
+    a CPU whose every multiplication by such a number is slow (Intel's), no more than half again what ATen pays."""
     q, k, _ = operands(1, 8, 8, 1, 4096, 64)
     values = {value: torch.full((1, 8, 4096, 64), value) for value in (1.0, 1e-41)}
     for v in values.values():
         assert (tle.attention(q, k, v, 0.125) > 0).all()  # kept, not flushed to zero
-    runs = {value: [] for value in values}
-    for _ in range(40):  # in turn, so that what else the machine does meets both
-        for value, v in values.items():
+    of = {"ours": lambda v: tle.attention(q, k, v, 0.125),
+          "ATen": lambda v: torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.125)}
+    runs = {(who, value): [] for who in of for value in values}
+    for _ in range(40):  # in turn, so that what else the machine does meets all of them
+        for who, value in runs:
             start = time.perf_counter()
-            tle.attention(q, k, v, 0.125)
-            runs[value].append(time.perf_counter() - start)
-    times = {value: min(of_value) for value, of_value in runs.items()}
-    print(f"attention over V = 1e-41 takes {times[1e-41] / times[1.0]:.2f} times as long as over V = 1")
-    assert times[1e-41] < 3 * times[1.0]
+            of[who](values[value])
+            runs[who, value].append(time.perf_counter() - start)
+    ratio = {who: min(runs[who, 1e-41]) / min(runs[who, 1.0]) for who in of}
+    print(f"attention over V = 1e-41 takes {ratio['ours']:.2f} times as long as over V = 1, ATen's {ratio['ATen']:.2f}")
+    assert ratio["ours"] < max(3, 1.5 * ratio["ATen"])
 
 
 # ---- errors ----

@@ -1,6 +1,6 @@
 // AMX's tiles: eight of up to 16 rows of 64 bytes. c[m][n] += sum over k of a[m][4 k .. 4 k + 3] b[k][4 n .. 4 n + 3],
-// signed bytes into 32 bits that wrap: b's rows are a packed panel's lines. Assembly and not intrinsics: GCC 12's do not
-// tell the compiler what memory they read. tests/cpp/simde/tiles.h has the same functions in plain C++.
+// signed bytes into 32 bits that wrap: b's rows are a packed panel's lines. Assembly and not intrinsics: GCC 12's do
+// not tell the compiler what memory they read. tests/cpp/simde/tiles.h has the same functions in plain C++.
 #pragma once
 
 #include <stdint.h>

@@ -80,7 +80,8 @@ struct Rows {
   alignas(64) int8_t copy[kRows][kBlock];  // of tiles that lack rows, or whose last group is cut short
 };
 
-static inline void prepare(const LinearGroupArgs& a, int64_t row, int64_t rows, int64_t first, int64_t count, Rows& to) {
+static inline void prepare(const LinearGroupArgs& a, int64_t row, int64_t rows, int64_t first, int64_t count,
+                           Rows& to) {
   const int64_t groups = linear_group_groups(a), k = first * a.group;
   const int64_t width = a.k - k < count * a.group ? a.k - k : count * a.group;
   for (int64_t r = 0; r < rows; ++r) {

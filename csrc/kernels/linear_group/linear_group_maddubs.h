@@ -36,7 +36,8 @@ static inline Bytes first_sums(int32_t x_sum) {
 }
 
 template <GroupCodes kCodes, int kXBytes, int kLines, bool kGroup32, int kTogether, int kRows>
-static inline void add_lines(Bytes (&sums)[kTogether][kRows], const uint8_t* w, const int8_t* x, int64_t x_stride) {
+[[gnu::always_inline]] static inline void add_lines(Bytes (&sums)[kTogether][kRows], const uint8_t* w,
+                                                    const int8_t* x, int64_t x_stride) {
   if constexpr (kXBytes == 2) {
     TLE_UNROLL for (int i = 0; i < kLines; ++i) {
       Bytes line[kTogether];

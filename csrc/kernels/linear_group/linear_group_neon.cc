@@ -89,7 +89,8 @@ static inline void add_bytes(Sums (&sums)[kTogether][kRows], const uint8_t* w, c
 }
 
 template <GroupCodes kCodes, int kXBytes, int kLines, bool kGroup32, int kTogether, int kRows>
-static inline void add_lines(Sums (&sums)[kTogether][kRows], const uint8_t* w, const int8_t* x, int64_t x_stride) {
+[[gnu::always_inline]] static inline void add_lines(Sums (&sums)[kTogether][kRows], const uint8_t* w,
+                                                    const int8_t* x, int64_t x_stride) {
   if constexpr (kCodes == GroupCodes::kInt8) {
     add_bytes<kLines>(sums, w, x, x_stride);
   } else {

@@ -71,7 +71,8 @@ static inline void split_nibbles(uint64_t (&to)[2][2], const uint8_t* w) {
 }
 
 template <GroupCodes kCodes, int kXBytes, int kLines, bool kGroup32, int kTogether, int kRows>
-static inline void add_lines(Sums (&sums)[kTogether][kRows], const uint8_t* w, const int8_t* x, int64_t x_stride) {
+[[gnu::always_inline]] static inline void add_lines(Sums (&sums)[kTogether][kRows], const uint8_t* w,
+                                                    const int8_t* x, int64_t x_stride) {
   constexpr int kLineFours = kCodes == GroupCodes::kInt8 ? 1 : 2;  // lanes of x for a line
   constexpr int kRegisters = kLines == 1 ? kLineFours : 2;         // of x for a row
   int8x16_t codes[kRows][kRegisters];

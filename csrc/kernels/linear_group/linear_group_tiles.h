@@ -132,7 +132,8 @@ template <GroupCodes kCodes, int kXBytes, bool kChannelScale, bool kGroup32, boo
       add_group<kCodes, kXBytes, kChannelScale, kGroup32, kHints, kTogether, true>(a, g, g % 2 == 1, groups, at, acc);
   }
   if (end < last)
-    add_group<kCodes, kXBytes, kChannelScale, kGroup32, kHints, kTogether, false>(a, end, end % 2 == 1, groups, at, acc);
+    add_group<kCodes, kXBytes, kChannelScale, kGroup32, kHints, kTogether, false>(a, end, end % 2 == 1, groups, at,
+                                                                                  acc);
 }
 
 // Where kRows rows begin in a panel.
@@ -180,9 +181,14 @@ static inline void tile_of_any_group(const LinearGroupArgs& a, int64_t row, int6
   }
 }
 
+#if defined(__x86_64__)
+constexpr bool kHintsMayPay = true;
+#else
+constexpr bool kHintsMayPay = false;  // nobody asks for them
+#endif
 template <GroupCodes kCodes, bool kChannelScale, int kRows, int kTogether>
 static inline void any_tile(const LinearGroupArgs& a, int64_t row, int64_t panel) {
-  if (!kFewProducts<kCodes, kRows> || a.hints) {
+  if (!kFewProducts<kCodes, kRows> || (kHintsMayPay && a.hints)) {
     tile_of_any_group<kCodes, kChannelScale, true, kRows, kTogether>(a, row, panel);
   } else {
     tile_of_any_group<kCodes, kChannelScale, !kFewProducts<kCodes, kRows>, kRows, kTogether>(a, row, panel);

@@ -35,7 +35,8 @@ static inline __m512i four_codes(const int8_t* x) {
 // 4-bit codes of one row would be a long chain of products that wait for each other: low and high ones have sums of
 // their own, which start afresh in each block of lines. (8-bit codes come from the second cache no faster.)
 template <GroupCodes kCodes, int kXBytes, int kLines, bool kGroup32, int kRows>
-static inline void add_lines(Sums (&sums)[1][kRows], const uint8_t* w, const int8_t* x, int64_t x_stride) {
+[[gnu::always_inline]] static inline void add_lines(Sums (&sums)[1][kRows], const uint8_t* w,
+                                                    const int8_t* x, int64_t x_stride) {
   constexpr bool kTwo = kCodes != GroupCodes::kInt8 && kRows == 1 && kLines > 1;
   Sums other[2] = {kTwo && kGroup32 ? sums[0][0] : _mm512_setzero_si512(), _mm512_setzero_si512()};
   TLE_UNROLL for (int i = 0; i < kLines; ++i) {

@@ -54,7 +54,8 @@ static inline void block(const LinearW8Args& a, int64_t row, int64_t rows, int64
   if (lines > 0) {
     Tail<kRowTiles, kPanels> tail;
     memset(&tail, 0, sizeof(tail));
-    for (int64_t r = 0; r < rows; ++r) memcpy(tail.x[r / kRowTile][r % kRowTile], x[0] + r * a.x_stride, size_t(4 * lines));
+    for (int64_t r = 0; r < rows; ++r)
+      memcpy(tail.x[r / kRowTile][r % kRowTile], x[0] + r * a.x_stride, size_t(4 * lines));
     for (int p = 0; p < kPanels; ++p) memcpy(tail.w[p], w[p], size_t(64 * lines));
     for (int i = 0; i < kRowTiles; ++i) x[i] = tail.x[i][0];
     for (int p = 0; p < kPanels; ++p) w[p] = tail.w[p][0];
