@@ -55,10 +55,13 @@ def installed(peer: str) -> bool:
 def install(peer: str) -> None:
     where = folder(peer)
     subprocess.run([sys.executable, "-m", "venv", str(where)], check=True)
-    # llama.cpp compiled for this very CPU, as its users are told to, by a compiler that gets AMX right.
-    amx = f"-include {Path(__file__).resolve().with_name('gcc12_amx.h')}" if platform.machine() == "x86_64" else ""
+    # llama.cpp compiled for this very CPU, as its users are told to; with what GCC 12 gets wrong about AMX put right.
+    flags = os.environ.get("CXXFLAGS", "")
+    if platform.machine() == "x86_64":
+        header = Path(__file__).resolve().with_name("gcc12_amx.h")
+        flags = f'{flags} -include "{header}"'.strip()
     environment = {**os.environ, "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF", "CMAKE_BUILD_PARALLEL_LEVEL": "2",
-                   "CXXFLAGS": amx, "PATH": f"{where / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+                   "CXXFLAGS": flags, "PATH": f"{where / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     for packages in INSTALL[peer]:
         command = [str(where / "bin" / "pip"), "install", "-c", str(CONSTRAINTS), *packages]
         subprocess.run(command, check=True, env=environment)
